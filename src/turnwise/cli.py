@@ -1,0 +1,76 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from turnwise import __version__
+
+EPILOG = """examples:
+  turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
+  turnwise train recipes/quickstart.toml max_lag=2 seed=1      override any key of the recipe
+  turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
+  turnwise eval runs/quickstart                                held-out success of its last checkpoint
+  turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise play hops                                           play an environment yourself
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="turnwise",
+        description="Reinforcement learning for language-model agents, one turn at a time.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"turnwise {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an agent by reinforcement learning")
+    train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
+    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+
+    sft = commands.add_parser("sft", help="train on demonstrations; writes a model folder to out")
+    sft.add_argument("recipe", help="a TOML file with an [sft] table")
+    sft.add_argument("overrides", nargs="*", metavar="key=value")
+
+    evaluate = commands.add_parser("eval", help="measure held-out success")
+    evaluate.add_argument("what", metavar="RUN|RECIPE", help="a run folder (its last checkpoint) or a recipe (its model)")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.final_tasks=1000")
+    evaluate.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
+
+    play = commands.add_parser("play", help="play an environment in the terminal, seeing what the model would see")
+    play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")
+    play.add_argument("overrides", nargs="*", metavar="key=value", help="for instance env.0.settings.window=true")
+    play.add_argument("--task", type=int, default=0, help="which held-out task, counted from 0")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; a user's mistake is one line on standard error and exit code 2."""
+    chosen = parser().parse_args(arguments)
+    try:
+        from turnwise import commands
+
+        return int(getattr(commands, f"{chosen.command}_command")(chosen))
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+
+
+def recipe_of(what: str | None, overrides: list[str]) -> Any:
+    from turnwise.config import load_recipe
+
+    if what is None:
+        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")
+    return load_recipe(Path(what), overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

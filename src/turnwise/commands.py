@@ -1,0 +1,211 @@
+"""The commands behind the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator
+
+from turnwise import config
+from turnwise.cli import recipe_of
+from turnwise.screen import Screen, open_screen
+
+Summary = dict[str, Any] | None
+
+
+def train_command(chosen: argparse.Namespace) -> int:
+    from turnwise import run
+
+    screen = open_screen()
+    if chosen.resume:
+        if chosen.recipe or chosen.overrides:
+            raise ValueError("--resume takes everything from the run folder; remove the recipe and the overrides")
+        folder = Path(chosen.resume)
+        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(folder, screen, stop)  # noqa: E731
+    else:
+        recipe = recipe_of(chosen.recipe, chosen.overrides)
+        folder = Path(recipe.out)
+        work = lambda stop: run.start(recipe, screen, stop)  # noqa: E731
+    return conduct(work, folder, screen)
+
+
+def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, screen: Screen) -> int:
+    """Run to the end or to Ctrl-C, and say what came of it."""
+    from turnwise.run import describe_success
+    from turnwise.schedule.take import RunStopped
+
+    with events(folder):
+        try:
+            summary = asyncio.run(until_signal(work, screen))
+        except RunStopped as error:
+            screen.say(f"turnwise: the run stopped: {error}")
+            return 1
+    if summary is None:
+        screen.say(f"stopped; go on with: turnwise train --resume {folder}")
+        return 130
+    seconds = summary["seconds"]
+    screen.say(f"before: held-out success {describe_success(summary['before'])}")
+    screen.say(f"after:  held-out success {describe_success(summary['after'])}")
+    screen.say(
+        f"{summary['updates']} updates in {seconds['train']:.0f} s"
+        + (f", after a warm start of {seconds['warm_start']:.0f} s" if "warm_start" in seconds else "")
+        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/ and checkpoints/"
+    )
+    return 0
+
+
+async def until_signal(work: Callable[[asyncio.Event], Awaitable[Summary]], screen: Screen) -> Summary:
+    """The first Ctrl-C or SIGTERM asks the run to stop at the next safe point; the second ends it at once."""
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(work(stop))
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stop.is_set():
+            task.cancel()
+            return
+        screen.say("stopping after this step, with a checkpoint; once more to stop at once")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+@contextmanager
+def events(folder: Path) -> Iterator[None]:
+    """Warnings go to the run folder's events.log; the first of each kind to the terminal too."""
+    handler = EventHandler(folder / "events.log")
+    root = logging.getLogger("turnwise")
+    root.addHandler(handler)
+    root.propagate = False
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+class EventHandler(logging.Handler):
+    """Writes every warning to a file, and the first ten to standard error."""
+
+    def __init__(self, path: Path, shown: int = 10) -> None:
+        super().__init__(logging.WARNING)
+        self.path = path
+        self.left = shown
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.left > 0:
+            self.left -= 1
+            more = "" if self.left else f" (further warnings only in {self.path})"
+            print(f"warning: {record.getMessage()}{more}", file=sys.stderr)
+        if self.path.parent.is_dir():
+            with self.path.open("a") as file:
+                file.write(self.format(record) + "\n")
+
+
+def sft_command(chosen: argparse.Namespace) -> int:
+    from turnwise import build, run
+    from turnwise.learn.learner import save_policy
+    from turnwise.runs.atomic import atomic_folder
+
+    recipe = recipe_of(chosen.recipe, chosen.overrides)
+    if not recipe.sft.updates:
+        raise ValueError("sft.updates is 0: there is nothing to train; set it in the recipe or with sft.updates=200")
+    out = Path(recipe.out)
+    if out.exists():
+        raise ValueError(f"{out} exists already; choose another folder with out=...")
+    build.check(recipe)
+    build.set_threads(recipe)
+    screen = open_screen()
+
+    async def work() -> None:
+        model, tokenizer = await build.model_and_tokenizer(recipe)
+        await run.imitate(recipe, model, tokenizer, screen)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(out) as aside:
+            save_policy(model, tokenizer, aside)
+
+    asyncio.run(work())
+    screen.say(f"wrote {out}; train from it with model.path={out} sft.updates=0")
+    return 0
+
+
+def eval_command(chosen: argparse.Namespace) -> int:
+    from turnwise import build
+    from turnwise.evaluate import evaluate
+
+    recipe, path = model_to_evaluate(chosen)
+    build.check(recipe)
+    build.set_threads(recipe)
+    screen = open_screen()
+
+    async def work() -> dict[str, Any]:
+        model, tokenizer = await build.model_and_tokenizer(recipe, path)
+        parts = build.build(recipe, model, tokenizer)
+        tasks = [t for ts in build.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
+        found = {}
+        for kind in ("sampled", "greedy"):
+            practice = build.exam_of(recipe, parts.engine, parts.renderer, greedy=kind == "greedy")
+            result = await evaluate(practice, tasks, recipe.rollout.success_at)
+            found[kind] = result.metrics(0)
+        await parts.engine.close()
+        return found
+
+    for kind, metrics in asyncio.run(work()).items():
+        screen.say(
+            f"{kind}: success {metrics['success']:.3f} [{metrics['success_low']:.3f}, {metrics['success_high']:.3f}] "
+            f"of {metrics['attempts']:.0f} attempts, reward {metrics['reward/mean']:.3f}, "
+            f"{metrics['trajectory/turns']:.2f} turns"
+        )
+    return 0
+
+
+def model_to_evaluate(chosen: argparse.Namespace) -> tuple[config.Recipe, Path | None]:
+    """The recipe and the model folder of a run, or a recipe alone."""
+    from turnwise.runs.checkpoint import latest_checkpoint
+    from turnwise.runs.folder import RunFolder
+
+    where = Path(chosen.what)
+    if not where.is_dir():
+        if chosen.checkpoint is not None:
+            raise ValueError("--checkpoint goes with a run folder, not with a recipe")
+        return recipe_of(chosen.what, chosen.overrides), None
+    folder = RunFolder.open(where)
+    tree = json.loads(folder.config.read_text())
+    for override in chosen.overrides:
+        config.apply_override(tree, override)
+    recipe = config.parse_recipe(tree, str(folder.config))
+    if chosen.checkpoint is not None:
+        path = folder.checkpoints / f"step-{chosen.checkpoint:06d}"
+        if not path.is_dir():
+            raise ValueError(f"{where} has no checkpoint of step {chosen.checkpoint}; see {folder.checkpoints}")
+        return recipe, path
+    latest = latest_checkpoint(folder.checkpoints)
+    if latest is None:
+        raise ValueError(f"{where} has no checkpoint yet")
+    return recipe, latest.path
+
+
+def play_command(chosen: argparse.Namespace) -> int:
+    from turnwise import play
+
+    if chosen.what.endswith(".toml"):
+        recipe = recipe_of(chosen.what, chosen.overrides)
+    else:
+        tree: dict[str, Any] = {"env": [{"name": chosen.what}]}
+        for override in chosen.overrides:
+            config.apply_override(tree, override)
+        recipe = config.parse_recipe(tree, "play")
+    return asyncio.run(play.play(recipe, chosen.task))

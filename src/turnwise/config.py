@@ -1,0 +1,427 @@
+"""Recipes: what a run is made of, as frozen pydantic models read from TOML.
+
+A recipe has a fixed set of keys. Where a function is chosen by name (an estimator, a loss, an environment), the other
+keys of its table are that function's own arguments and are checked against its signature, so that no setting can be
+written that the chosen function would ignore.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """A table of a recipe: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Choice(Section):
+    """A function chosen by name; every other key is an argument of that function."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    name: str
+    """Which function."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Model(Section):
+    """The policy."""
+
+    path: str = "tiny"
+    """A folder that transformers can load, or "tiny": a model and tokenizer built by code."""
+    hidden: int = Field(128, ge=8)
+    """Width of the tiny model."""
+    layers: int = Field(4, ge=1)
+    """Depth of the tiny model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype; master weights and optimizer state are float32 either way."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where model and engine live; auto takes cuda, then mps, then cpu."""
+    threads: int = Field(0, ge=0)
+    """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap."""
+
+    @model_validator(mode="after")
+    def only_tiny_has_a_size(self) -> Self:
+        if self.path != "tiny" and {"hidden", "layers"} & self.model_fields_set:
+            raise ValueError('hidden and layers size the tiny model only; remove them or set path = "tiny"')
+        return self
+
+
+class Environment(Section):
+    """One environment of the mixture a recipe trains on."""
+
+    name: str
+    """A built-in environment, or "module:Class" for your own."""
+    dataset: str = ""
+    """What its tasks are called in metrics; the name, unless two entries share one."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the training tasks that come from here, relative to the other entries."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    tasks: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's `tasks` function, beside split and seed."""
+
+    @property
+    def label(self) -> str:
+        return self.dataset or self.name.rpartition(":")[2]
+
+
+class Rollout(Section):
+    """How attempts are made."""
+
+    attempts: int = Field(8, ge=1)
+    """Attempts per task: the size of a group."""
+    history: Literal["extend", "rerender"] = "extend"
+    """extend keeps the exact tokens so far and appends; rerender applies the chat template anew each turn."""
+    max_turns: int = Field(8, ge=1)
+    """Model calls per attempt."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """Longest prompt that is sent; a longer one ends the attempt."""
+    max_action_tokens: int = Field(512, ge=1)
+    """Longest action; less where the context ends earlier."""
+    max_trajectory_tokens: int = Field(4608, ge=2)
+    """Longest conversation: prompt and action of one call together."""
+    turn_seconds: float = Field(120.0, gt=0)
+    """Deadline of one model call and of one environment call."""
+    attempt_seconds: float = Field(1800.0, gt=0)
+    """Deadline of a whole attempt."""
+    retries: int = Field(1, ge=0)
+    """How often a failed or timed-out attempt is made again with a fresh environment."""
+    min_attempts: int = Field(2, ge=1)
+    """A group with fewer attempts that count is dropped and replaced."""
+    success_at: float = 1.0
+    """An attempt has succeeded when its total reward is at least this."""
+
+    @model_validator(mode="after")
+    def limits_fit(self) -> Self:
+        if self.min_attempts > self.attempts:
+            raise ValueError(f"min_attempts = {self.min_attempts} can never be met with attempts = {self.attempts}")
+        if self.max_prompt_tokens >= self.max_trajectory_tokens:
+            raise ValueError("max_prompt_tokens must leave room for an action within max_trajectory_tokens")
+        return self
+
+
+class Sampling(Section):
+    """How training attempts are sampled. Top-p, top-k and penalties are for evaluation only: the learner could not
+    reproduce their logprobs."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by it, by the engine and by the learner alike."""
+
+
+class Engine(Section):
+    """What samples actions."""
+
+    name: Literal["slots"] = "slots"
+    """slots: in-process continuous batching on the learner's own module."""
+    slots: int = Field(64, ge=1)
+    """Requests decoded together; the others wait."""
+    context: int = Field(0, ge=0)
+    """Tokens a slot can hold; 0 takes max_trajectory_tokens."""
+
+
+class Optimizer(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the moment estimates."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up; linear and cosine end at zero with the last step."""
+    warmup: int = Field(0, ge=0)
+    """Updates over which the learning rate rises linearly."""
+
+
+class Evaluation(Section):
+    """Held-out attempts, by the same agent loop."""
+
+    every: int = Field(10, ge=0)
+    """Steps between evaluations; 0 evaluates only before and after training."""
+    tasks: int = Field(128, ge=1)
+    """Held-out tasks per environment for evaluations during training."""
+    final_tasks: int = Field(512, ge=1)
+    """Held-out tasks per environment before and after training."""
+    attempts: int = Field(1, ge=1)
+    """Attempts per task."""
+    temperature: float = Field(1.0, ge=0)
+    """Of the sampled evaluation; a greedy one is always made beside it before and after training."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus of the sampled evaluation."""
+    top_k: int = Field(0, ge=0)
+    """Most likely tokens the sampled evaluation may draw from; 0 for all."""
+
+
+class SftOptimizer(Optimizer):
+    """AdamW for the warm start, with defaults of its own."""
+
+    learning_rate: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Shape of the learning rate after warm-up."""
+    warmup: int = Field(20, ge=0)
+    """Updates over which the learning rate rises linearly."""
+
+
+class Sft(Section):
+    """Warm start on demonstrations, before reinforcement learning."""
+
+    updates: int = Field(0, ge=0)
+    """Optimizer steps of the warm start; 0 trains from the model as it is."""
+    demonstrations: int = Field(2048, ge=1)
+    """Demonstrated attempts per environment, before epochs."""
+    data: str = ""
+    """JSON lines with {"messages": [...]} to learn from; empty asks the environments to demonstrate."""
+    noise: float = Field(0.0, ge=0, le=1)
+    """Chance of a mistake at each demonstrated turn."""
+    batch: int = Field(64, ge=1)
+    """Demonstrations per update."""
+    optimizer: SftOptimizer = SftOptimizer()
+    """Optimizer of the warm start."""
+
+    @model_validator(mode="after")
+    def noise_needs_demonstrators(self) -> Self:
+        if self.data and {"noise", "demonstrations"} & self.model_fields_set:
+            raise ValueError("noise and demonstrations apply to demonstrating environments, not to sft.data")
+        return self
+
+
+class Runs(Section):
+    """What a run leaves behind."""
+
+    checkpoint_every: int = Field(20, ge=1)
+    """Steps between checkpoints; one more is written at the end and on Ctrl-C."""
+    checkpoints: int = Field(2, ge=1)
+    """How many of the newest checkpoints stay, beside the best one."""
+    archive_steps: int = Field(1000, ge=1)
+    """How many of the newest steps' trajectories stay in the archive."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go beside metrics.jsonl."""
+    project: str = "turnwise"
+    """Project name for wandb."""
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    out: str = "runs/{recipe}-{seed}"
+    """Run folder; {recipe} and {seed} are filled in. An existing one is never overwritten."""
+    seed: int = Field(0, ge=0)
+    """Everything random derives from it."""
+    steps: int = Field(100, ge=1)
+    """Training steps: new weights are live after each."""
+    max_lag: int = Field(0, ge=0)
+    """How many versions behind the trained weights an action may have been sampled; 0 is synchronous."""
+    groups_per_step: int = Field(8, ge=1)
+    """Groups trained on in each step."""
+    groups_per_update: int = Field(0, ge=0)
+    """Groups per optimizer step; 0 takes the whole step's."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a step's groups."""
+    tokens_per_pass: int = Field(16384, ge=1)
+    """Tokens per forward and backward pass; bounds memory, never changes the result."""
+    nonfinite_limit: int = Field(3, ge=1)
+    """Updates in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+    dropped_limit: int = Field(512, ge=1)
+    """Groups in a row that may be dropped before the run stops."""
+    model: Model = Model()
+    """The policy."""
+    env: tuple[Environment, ...] = Field(min_length=1)
+    """Environments to train on, mixed by weight."""
+    rollout: Rollout = Rollout()
+    """How attempts are made."""
+    sampling: Sampling = Sampling()
+    """How training attempts are sampled."""
+    engine: Engine = Engine()
+    """What samples."""
+    filter: Choice = Choice(name="keep_all")
+    """Which groups are worth training on."""
+    credit: Choice = Choice(name="grpo")
+    """Advantage estimator."""
+    weighting: Choice = Choice(name="token_mean")
+    """Share of every token in the objective."""
+    loss: Choice = Choice(name="ppo_clip")
+    """Policy loss."""
+    optimizer: Optimizer = Optimizer()
+    """AdamW and its schedule."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out attempts."""
+    sft: Sft = Sft()
+    """Warm start."""
+    runs: Runs = Runs()
+    """What a run leaves behind."""
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def parts_fit(self) -> Self:
+        update = self.groups_per_update or self.groups_per_step
+        if self.groups_per_step % update:
+            raise ValueError(f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}")
+        labels = [environment.label for environment in self.env]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f'two environments are called "{label}"; give each its own dataset = "..."')
+        if self.engine.context and self.engine.context < self.rollout.max_trajectory_tokens:
+            raise ValueError(
+                f"engine.context = {self.engine.context} is shorter than "
+                f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}"
+            )
+        return self
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.groups_per_step // (self.groups_per_update or self.groups_per_step) * self.epochs
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file with `key=value` overrides applied; a mistake is a one-line ValueError."""
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except FileNotFoundError:
+        raise ValueError(f"no recipe at {path}; see recipes/ for examples") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read the recipe {path}: {error.strerror}") from None
+    for override in overrides:
+        apply_override(tree, override)
+    tree["out"] = fill_out(str(tree.get("out", Recipe.model_fields["out"].default)), path.stem, tree.get("seed", 0))
+    return parse_recipe(tree, str(path))
+
+
+def fill_out(template: str, recipe: str, seed: Any) -> str:
+    return template.replace("{recipe}", recipe).replace("{seed}", str(seed))
+
+
+def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe a mapping describes; every mistake in one ValueError line."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        problems = [explain(problem) for problem in error.errors()]
+        raise ValueError(f"{source}: " + "; ".join(problems)) from None
+
+
+def explain(problem: Mapping[str, Any]) -> str:
+    """One pydantic error as a phrase with the dotted key and, for an unknown one, the nearest name."""
+    location = [part for part in problem["loc"]]
+    key = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        names = list(section_at(location[:-1]).model_fields)
+        return f"unknown key {key}{suggest(str(location[-1]), names)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{key} is missing; add it"
+    given = problem.get("input")
+    shown = f" (got {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    return f"{key}: {message}{shown}" if key else message
+
+
+def section_at(location: Iterable[Any]) -> type[BaseModel]:
+    """The pydantic model a path of keys leads to."""
+    section: type[BaseModel] = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        section = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return section
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """A phrase that names the nearest known name, or lists them all."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(names)) or 'none'}"
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value` in a nested mapping; the value is TOML, or a string where it is not."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ValueError(f'"{override}" is not an override; write key=value, for instance max_lag=2')
+    node: Any = tree
+    for part in parts[:-1]:
+        node = step_into(node, part, override)
+    if isinstance(node, list):
+        raise ValueError(f'"{override}": name which entry, for instance {parts[0]}.0.weight=2')
+    node[parts[-1]] = toml_value(text.strip())
+
+
+def step_into(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        if not part.isdigit() or int(part) >= len(node):
+            raise ValueError(f'"{override}": {part} is not an entry; there are {len(node)}, counted from 0')
+        return node[int(part)]
+    child = node.setdefault(part, {})
+    if not isinstance(child, (dict, list)):
+        raise ValueError(f'"{override}": {part} is a value, not a table')
+    return child
+
+
+def toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def choose(kind: str, choice: Choice, functions: Mapping[str, Callable[..., Any]], supplied: Sequence[str]) -> dict[str, Any]:
+    """The arguments of the chosen function, checked against its signature; the parameters in `supplied` are the caller's."""
+    if choice.name not in functions:
+        raise ValueError(f"{kind}.name = {choice.name!r} does not exist{suggest(choice.name, functions)}")
+    return check_arguments(f"{kind} {choice.name}", kind, functions[choice.name], choice.arguments, supplied)
+
+
+def check_arguments(
+    who: str, where: str, function: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Arguments converted to the types of the function's signature, or a one-line ValueError."""
+    target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in supplied and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    try:
+        hints = get_type_hints(target)
+    except (NameError, TypeError):
+        hints = {}
+    checked = {}
+    for name, value in arguments.items():
+        if name not in parameters:
+            raise ValueError(f"{where}.{name}: {who} takes no such setting{suggest(name, parameters)}")
+        try:
+            checked[name] = TypeAdapter(hints.get(name, Any)).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{where}.{name}: {error.errors()[0]['msg']} (got {value!r})") from None
+        if isinstance(checked[name], float) and not math.isfinite(checked[name]):
+            raise ValueError(f"{where}.{name}: must be finite (got {value!r})")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in checked:
+            raise ValueError(f"{where}.{name} is missing: {who} needs it")
+    return checked

@@ -1,0 +1,69 @@
+"""The border to engines: tokens in, sampled tokens out, with the logprob and the version of every one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnwise.types import Floats, StopReason, Tokens, TurnTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one action is sampled.
+
+    Example:
+        Sampling(max_tokens=64, temperature=1.0, stop=("</answer>",))
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 for all tokens."""
+    stop: tuple[str, ...] = ()
+    """The action ends with the token that completes one of these."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """What an engine sampled for one prompt."""
+
+    tokens: Tokens
+    logprobs: Floats
+    """Under the distribution sampled from: after temperature, top-p and top-k."""
+    versions: Tokens
+    stop: StopReason
+    timing: TurnTiming = TurnTiming()
+
+
+class EngineFailure(RuntimeError):
+    """The engine could not serve a request: an infrastructure error, never a zero reward."""
+
+
+class Engine(Protocol):
+    """Serves model calls. `session` names an attempt, so that its turns can share computed prefixes; `seed` is 64 bits
+    of sampling noise that depend on what is attempted and never on what else is in the batch."""
+
+    shares_weights: bool
+    """Whether the engine reads the learner's own module, so that a load is only a new version number."""
+    context: int
+    """Tokens that prompt and action may have together."""
+
+    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion: ...
+
+    async def abort(self, session: str) -> None:
+        """End the running call of a session; it returns what was sampled so far."""
+        ...
+
+    async def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Make these weights live between two sampled tokens; calls in flight go on with them."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,70 @@
+"""guess: find a number between bounds; every wrong guess is answered with higher or lower."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from turnwise.envs.base import Reply
+from turnwise.envs.split import draw_tasks
+from turnwise.types import Message, Task
+
+SYSTEM = "Guess the number. After each guess you hear higher or lower."
+NUMBER = re.compile(r"-?[0-9]{1,9}")
+
+
+class Guess:
+    """An attempt: a secret number between two bounds.
+
+    Example:
+        user: between 1 and 16      assistant: 8
+        user: higher                assistant: 12      -> outcome 1
+    """
+
+    def __init__(self, guesses: int = 6) -> None:
+        """guesses: how many the agent has."""
+        self.guesses = guesses
+
+    @staticmethod
+    def tasks(split: str, seed: int, count: int = 256, high: int = 64) -> Iterator[Task]:
+        """Different pairs of bounds within 1..high with a secret between them."""
+        if high < 2:
+            raise ValueError(f"high = {high}: needs at least 2")
+
+        def draw(random: Random) -> dict[str, Any]:
+            low, top = sorted(random.sample(range(1, high + 1), 2))
+            return {"low": low, "high": top, "secret": random.randint(low, top)}
+
+        return draw_tasks("guess", split, count, seed, draw)
+
+    async def open(self, task: Task) -> Reply:
+        self.low, self.high, self.secret = task.data["low"], task.data["high"], task.data["secret"]
+        self.left = self.guesses
+        return Reply((Message("system", SYSTEM), Message("user", f"between {self.low} and {self.high}")))
+
+    async def step(self, message: Message) -> Reply:
+        self.left -= 1
+        found = NUMBER.search(message.content)
+        if found and int(found.group()) == self.secret:
+            return Reply(finished=True, outcome=1.0, marks={"guesses": self.guesses - self.left})
+        if self.left <= 0:
+            return Reply(finished=True, marks={"guesses": self.guesses})
+        if not found:
+            return Reply((Message("user", "say a number"),))
+        number = int(found.group())
+        if number < self.secret:
+            self.low = max(self.low, number + 1)
+            return Reply((Message("user", "higher"),))
+        self.high = min(self.high, number - 1)
+        return Reply((Message("user", "lower"),))
+
+    async def close(self) -> None:
+        return None
+
+    def demonstrate(self, noise: float, random: Random) -> str:
+        """Bisection; with probability `noise` any number between the bounds."""
+        if random.random() < noise:
+            return str(random.randint(self.low, self.high))
+        return str((self.low + self.high) // 2)

@@ -1,0 +1,46 @@
+"""A person in the model's place: the same agent loop, with an engine that asks at the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turnwise.build import check, environment_makers, limits, model_and_tokenizer, tasks_of
+from turnwise.config import Recipe
+from turnwise.engines.base import Sampling
+from turnwise.engines.scripted import ScriptedEngine
+from turnwise.learn.policy import load_tokenizer
+from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.render import Renderer
+from turnwise.types import Tokens
+
+
+async def play(recipe: Recipe, number: int) -> int:
+    """One attempt at a held-out task by the person at the terminal."""
+    check(recipe)
+    tasks = [task for tasks in tasks_of(recipe, "heldout", number + 1).values() for task in tasks]
+    if number >= len(tasks):
+        raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
+    task = tasks[number]
+    tokenizer = (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
+    renderer = Renderer(tokenizer, recipe.rollout.history)
+    shown: list[int] = []
+
+    async def ask(prompt: Tokens, session: str, seed: int) -> str:
+        known = len(shown) if prompt[: len(shown)].tolist() == shown else 0
+        if shown and not known:
+            print("\n--- the history was rewritten; this is the whole prompt ---")
+        print(renderer.decode(prompt[known:].tolist()), end="", flush=True)
+        shown[:] = prompt.tolist()
+        try:
+            return await asyncio.to_thread(input)
+        except EOFError:
+            raise KeyboardInterrupt from None
+
+    engine = ScriptedEngine(ask, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token)
+    patient = limits(recipe).__class__(*[*(getattr(limits(recipe), name) for name in (
+        "max_turns", "max_prompt_tokens", "max_action_tokens", "max_trajectory_tokens")), 86400.0, 86400.0])
+    sampling = Sampling(recipe.rollout.max_action_tokens)
+    make = environment_makers(recipe)[task.dataset]
+    made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient)
+    print(f"\n{made.status}: total reward {made.total:g} in {len(made.turns)} turns")
+    return 0

@@ -1,0 +1,196 @@
+"""The agent loop: one coroutine per attempt, for training, validation and demonstrations alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turnwise.engines.base import Completion, Engine, Sampling
+from turnwise.engines.noise import seed_of
+from turnwise.envs.base import Environment, Reply
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.render import Prompt, Renderer
+from turnwise.types import Message, Status, Task, Trajectory, Turn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt this is: what its sampling noise depends on, and nothing else.
+
+    Example:
+        Attempt(seed=0, split="train", task=task, visit=2, number=5, retry=0)
+    """
+
+    seed: int
+    split: str
+    task: Task
+    visit: int = 0
+    """How often the task was met before."""
+    number: int = 0
+    """Place in the group."""
+    retry: int = 0
+
+    def noise(self, turn: int) -> int:
+        return seed_of(self.seed, self.split, self.task.dataset, self.task.id, self.visit, self.number, self.retry, turn)
+
+    @property
+    def session(self) -> str:
+        return f"{self.split}/{self.task.dataset}/{self.task.id}/{self.visit}/{self.number}/{self.retry}"
+
+
+class EnvironmentFailure(RuntimeError):
+    """The environment raised or answered nonsense."""
+
+
+async def attempt(
+    which: Attempt,
+    make: Callable[[], Environment],
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    limits: Limits,
+) -> Trajectory:
+    """One attempt at a task in the environment that `make` makes. Never raises for what an environment or an engine
+    does: that is a status."""
+    record = Record()
+    environment: Environment | None = None
+    try:
+        async with asyncio.timeout(limits.attempt_seconds):
+            environment = make()
+            record.status = await play(which, environment, engine, renderer, sampling, limits, record)
+    except TimeoutError:
+        record.status = Status.timed_out
+        log.warning("%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session)
+    except Exception as error:  # the one place where a failure becomes a failed trajectory
+        record.status = Status.failed
+        log.warning("%s failed: %s: %s", which.session, type(error).__name__, error)
+    finally:
+        if environment is not None:
+            await close(which, environment, limits, record)
+    return Trajectory(tuple(record.turns), record.status, record.outcome, record.marks)
+
+
+class Record:
+    """What an attempt has come to so far."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.status = Status.failed
+        self.outcome = 0.0
+        self.marks: dict[str, float] = {}
+
+    def pay(self, reply: Reply) -> None:
+        self.outcome += reply.outcome
+        self.marks.update(reply.marks)
+
+
+async def play(
+    which: Attempt,
+    environment: Environment,
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    limits: Limits,
+    record: Record,
+) -> Status:
+    """Per turn: render the prompt, check the limits on that prompt, generate, step the environment, record."""
+    reply = await ask(limits, environment.open, which.task)
+    record.pay(reply)
+    messages = reply.history or reply.messages
+    prompt = renderer.first(messages)
+    while True:
+        room = limits.room_for_action(len(prompt.tokens), engine.context)
+        if room == 0:
+            return Status.too_long if record.turns else Status.prompt_too_long
+        call = replace(sampling, max_tokens=room, stop=(*sampling.stop, *reply.stop))
+        async with asyncio.timeout(limits.turn_seconds):
+            completion = await engine.generate(
+                prompt.tokens, call, session=which.session, seed=which.noise(len(record.turns))
+            )
+        said = renderer.said(completion.tokens)
+        before = time.perf_counter()
+        reply = await ask(limits, environment.step, said)
+        record.pay(reply)
+        turn = recorded(prompt, completion, said, reply, time.perf_counter() - before)
+        record.turns.append(turn)
+        if reply.finished:
+            return Status.finished
+        if len(record.turns) == limits.max_turns:
+            return Status.too_many_turns
+        messages = (*messages, said, *reply.messages) if reply.history is None else reply.history
+        prompt = renderer.next(turn, messages, reply.messages, replaced=reply.history is not None)
+
+
+def recorded(prompt: Prompt, completion: Completion, said: Message, reply: Reply, seconds: float) -> Turn:
+    return Turn(
+        prompt=prompt.tokens,
+        action=completion.tokens,
+        logprobs=completion.logprobs,
+        versions=completion.versions,
+        stop=completion.stop,
+        reward=float(reply.reward),
+        said=said,
+        heard=reply.messages,
+        timing=replace(completion.timing, environment=seconds),
+    )
+
+
+async def ask(limits: Limits, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Reply:
+    """The environment's answer, within the turn's deadline and checked to be one."""
+    async with asyncio.timeout(limits.turn_seconds):
+        answer = await call(method, *arguments)
+    if not isinstance(answer, Reply):
+        raise EnvironmentFailure(f"{method.__qualname__} must return a Reply, got {type(answer).__name__}")
+    return answer
+
+
+async def call(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Await a coroutine function; run a plain one in a thread, so that a blocking environment holds up nobody else."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    return await in_thread(method, *arguments)
+
+
+async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in a daemon thread of its own: one that never returns delays neither its deadline nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def answer(set_it: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_it(value)
+
+    def work() -> None:
+        try:
+            set_it, value = future.set_result, method(*arguments)
+        except Exception as error:
+            set_it, value = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+            loop.call_soon_threadsafe(answer, set_it, value)
+
+    threading.Thread(target=work, daemon=True, name=method.__qualname__).start()
+    return await future
+
+
+async def close(which: Attempt, environment: Environment, limits: Limits, record: Record) -> None:
+    """Close the environment whatever happened; a late reply may pay."""
+    try:
+        async with asyncio.timeout(limits.turn_seconds):
+            reply = await call(environment.close)
+        if isinstance(reply, Reply):
+            record.pay(reply)
+        elif reply is not None:
+            raise EnvironmentFailure(f"close must return a Reply or None, got {type(reply).__name__}")
+    except Exception as error:
+        log.warning("%s: closing the environment failed: %s: %s", which.session, type(error).__name__, error)
+        if record.status.counts:
+            record.status = Status.failed

@@ -1,0 +1,292 @@
+"""A run from start to end: warm start, evaluation before, training, evaluation after, and all it leaves in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Iterator
+
+from turnwise import __version__
+from turnwise.build import Parts, build, build_sft, check, exam_of, model_and_tokenizer, set_threads, tasks_of
+from turnwise.config import Recipe, parse_recipe
+from turnwise.engines.slots import SlotEngine
+from turnwise.evaluate import evaluate
+from turnwise.learn.learner import save_policy
+from turnwise.loop import Progress, train
+from turnwise.runs import archive, tracker
+from turnwise.runs.archive import Record
+from turnwise.runs.atomic import atomic_folder, write_atomically
+from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, prune_checkpoints, write_checkpoint
+from turnwise.runs.curve import draw_curve
+from turnwise.runs.folder import RunFolder
+from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
+from turnwise.schedule.take import RunStopped
+from turnwise.screen import Screen
+from turnwise.types import Task
+
+LISTED = ("generate", "score", "forward_backward", "optimizer", "plan_and_credit", "load")
+
+
+@dataclass(slots=True)
+class State:
+    """What a checkpoint keeps beside weights and optimizer."""
+
+    progress: Progress = field(default_factory=Progress)
+    before: dict[str, float] = field(default_factory=dict)
+    """Held-out success before training: sampled and greedy."""
+    best_step: int | None = None
+    best_success: float = -1.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds by stage, over all parts of the run."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> State:
+        return cls(**{**data, "progress": Progress(**data["progress"])})
+
+
+async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float]) -> tuple[Any, Any]:
+    """The model that training starts from: as it is, or after the recipe's warm start, which is made once and cached."""
+    if not recipe.sft.updates:
+        return await model_and_tokenizer(recipe)
+    folder = cache_folder() / f"warm-{fingerprint(recipe)}"
+    if (folder / "config.json").is_file():
+        screen.say(f"warm start: from {folder}")
+        return await model_and_tokenizer(recipe, folder)
+    began = time.perf_counter()
+    model, tokenizer = await model_and_tokenizer(recipe)
+    await imitate(recipe, model, tokenizer, screen)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(folder) as aside:
+        save_policy(model, tokenizer, aside)
+    seconds["warm_start"] = time.perf_counter() - began
+    return model, tokenizer
+
+
+async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen) -> None:
+    """Train a model in place on demonstrations."""
+    parts = build_sft(recipe, model, tokenizer)
+    screen.begin("warm start", parts.settings.steps)
+
+    async def after(progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
+        screen.show(progress.step, {"loss": metrics["loss"]})
+
+    await train(
+        parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
+    )
+    screen.end()
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("TURNWISE_CACHE", "~/.cache/turnwise")).expanduser()
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Changes with everything a warm start depends on."""
+    keep = {"seed", "model", "env", "rollout", "sft", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
+    text = json.dumps({**recipe.model_dump(mode="json", include=keep), "turnwise": __version__}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Run:
+    """A training run in its folder."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, parts: Parts, state: State, screen: Screen) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.parts = parts
+        self.state = state
+        self.screen = screen
+        self.heldout = tasks_of(recipe, "heldout", recipe.evaluation.final_tasks)
+        self.tracker = open_tracker(recipe, folder)
+        self.since = self.counters()
+        self.last_checkpoint = -1
+
+    def counters(self) -> dict[str, float]:
+        """Seconds inside the models so far."""
+        engine = self.parts.engine
+        generate = engine.model.model_seconds if isinstance(engine, SlotEngine) else 0.0
+        return {"generate": generate, **self.parts.learner.seconds}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.state.seconds
+            seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - before
+
+    async def exam(self, *, greedy: bool, tasks_per_dataset: int) -> dict[str, float]:
+        """Held-out metrics of the live weights."""
+        practice = exam_of(self.recipe, self.parts.engine, self.parts.renderer, greedy=greedy)
+        tasks = [task for tasks in self.heldout.values() for task in tasks[:tasks_per_dataset]]
+        with self.timed("evaluate"):
+            result = await evaluate(practice, tasks, self.recipe.rollout.success_at)
+        name = "greedy" if greedy else "sampled"
+        version = self.state.progress.step
+        return {f"eval/{name}/{key}": value for key, value in result.metrics(version).items()}
+
+    async def full_exam(self) -> dict[str, float]:
+        count = self.recipe.evaluation.final_tasks
+        return {
+            **await self.exam(greedy=False, tasks_per_dataset=count),
+            **await self.exam(greedy=True, tasks_per_dataset=count),
+        }
+
+    async def before(self) -> None:
+        """Evaluate and checkpoint the model that training starts from."""
+        metrics = await self.full_exam()
+        self.state.before = success_of(metrics)
+        self.tracker.log(0, metrics)
+        self.checkpoint()
+        self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
+
+    async def after(self, progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
+        """Evaluate where due, log, archive, checkpoint where due."""
+        now = self.counters()
+        metrics |= {f"seconds/{name}": now[name] - self.since[name] for name in now}
+        self.since = now
+        metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
+        for name in ("seconds/step", "seconds/plan_and_credit", "seconds/load"):
+            stage = name.removeprefix("seconds/")
+            self.state.seconds[stage] = self.state.seconds.get(stage, 0.0) + metrics[name]
+        step, every = progress.step, self.recipe.evaluation.every
+        if step == self.recipe.steps:
+            metrics |= await self.full_exam()
+        elif every and step % every == 0:
+            metrics |= await self.exam(greedy=False, tasks_per_dataset=self.recipe.evaluation.tasks)
+        with self.timed("record"):
+            self.tracker.log(step, metrics)
+            archive.write_step(self.folder.archive, step, records)
+            archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
+        success = metrics.get("eval/sampled/success", -1.0)
+        if better := success > self.state.best_success:
+            self.state.best_step, self.state.best_success = step, success
+        if better or step % self.recipe.runs.checkpoint_every == 0 or step == self.recipe.steps:
+            self.checkpoint()
+        self.screen.show(step, metrics)
+
+    def checkpoint(self) -> None:
+        """Write the present state, once per step."""
+        step = self.state.progress.step
+        if step == self.last_checkpoint:
+            return
+        with self.timed("record"):
+            learner, tokenizer = self.parts.learner, self.parts.tokenizer
+            state = self.state.to_json()
+            write_checkpoint(self.folder.checkpoints, step, state, lambda path: learner.save(path, tokenizer))
+            prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, self.state.best_step)
+        self.last_checkpoint = step
+
+    async def train(self, stop: asyncio.Event) -> None:
+        parts, progress = self.parts, self.state.progress
+        self.screen.begin("training", self.recipe.steps, progress.step)
+        try:
+            with self.timed("train"):
+                await train(
+                    parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, self.after, stop
+                )
+        finally:
+            self.screen.end()
+            await parts.engine.close()
+            self.checkpoint()
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary and curve."""
+        metrics = tracker.read_metrics(self.folder.metrics)
+        stages = {**self.state.seconds, **{name: 0.0 for name in self.counters()}}
+        for line in metrics:
+            for name in self.counters():
+                stages[name] += line.get(f"seconds/{name}", 0.0)
+        summary = {
+            "before": self.state.before,
+            "after": success_of(metrics[-1]),
+            "seconds": {name: round(value, 3) for name, value in stages.items()},
+            "updates": self.state.progress.updates,
+            "lag_max": self.state.progress.lag_max,
+        }
+        write_atomically(self.folder.summary, json.dumps(summary, indent=2) + "\n")
+        draw_curve(metrics, self.folder.curve, f"{', '.join(e.label for e in self.recipe.env)}: success")
+        return summary
+
+
+def success_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {kind: metrics[f"eval/{kind}/success"] for kind in ("sampled", "greedy")}
+
+
+def describe_success(success: Mapping[str, float]) -> str:
+    return f"{success['sampled']:.3f} sampled, {success['greedy']:.3f} greedy"
+
+
+def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
+    trackers: list[Tracker] = [JsonLines(folder.metrics)]
+    if "tensorboard" in recipe.runs.trackers:
+        trackers.append(TensorBoard(folder.path / "tensorboard"))
+    if "wandb" in recipe.runs.trackers:
+        trackers.append(WeightsAndBiases(recipe.runs.project, folder.path.name, folder.path))
+    return Several(trackers)
+
+
+async def start(recipe: Recipe, screen: Screen, stop: asyncio.Event) -> dict[str, Any] | None:
+    """A new run: its summary, or None where it was stopped."""
+    check(recipe)
+    folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
+    set_threads(recipe)
+    state = State()
+    model, tokenizer = await warm_model(recipe, screen, state.seconds)
+    run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
+    await run.before()
+    return await go(run, stop)
+
+
+async def resume(path: Path, screen: Screen, stop: asyncio.Event) -> dict[str, Any] | None:
+    """Go on with a run from its last checkpoint; what it recorded after that is cut away and made again."""
+    folder = RunFolder.open(path)
+    recipe = parse_recipe(json.loads(folder.config.read_text()), str(folder.config))
+    recipe = recipe.model_copy(update={"out": str(path)})
+    check(recipe)
+    set_threads(recipe)
+    checkpoint = latest_checkpoint(folder.checkpoints)
+    step = checkpoint.step if checkpoint else -1
+    tracker.cut_back(folder.metrics, step)
+    archive.cut_back(folder.archive, step)
+    if checkpoint is None:
+        state = State()
+        model, tokenizer = await warm_model(recipe, screen, state.seconds)
+        run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
+        await run.before()
+        return await go(run, stop)
+    return await go(await restored(recipe, folder, checkpoint, screen), stop)
+
+
+async def restored(recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen) -> Run:
+    model, tokenizer = await model_and_tokenizer(recipe, checkpoint.path)
+    parts = build(recipe, model, tokenizer, checkpoint.step)
+    parts.learner.restore(checkpoint.path)
+    run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen)
+    run.last_checkpoint = checkpoint.step
+    screen.say(f"resuming {folder.path} after step {checkpoint.step}")
+    return run
+
+
+async def go(run: Run, stop: asyncio.Event) -> dict[str, Any] | None:
+    """Train to the end. A stop or a run that cannot go on leaves a checkpoint behind."""
+    try:
+        await run.train(stop)
+    except RunStopped as error:
+        raise RunStopped(f"{error} (a checkpoint is in {run.folder.checkpoints})") from None
+    finally:
+        run.tracker.close()
+    if run.state.progress.step < run.recipe.steps:
+        return None
+    return run.finish()

@@ -1,0 +1,64 @@
+"""Taking groups off the stream, a step's worth at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnwise.schedule.stream import GroupStream
+from turnwise.types import Group
+
+log = logging.getLogger(__name__)
+
+
+class RunStopped(RuntimeError):
+    """The run cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The groups of one step."""
+
+    kept: tuple[Group, ...]
+    dropped: tuple[Group, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.kept) + len(self.dropped)
+
+
+async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], limit: int) -> Taken:
+    """The next `count` groups worth keeping; a dropped one frees its slot at once and is replaced.
+
+    Raises RunStopped when `limit` groups in a row are dropped.
+    """
+    kept: list[Group] = []
+    dropped: list[Group] = []
+    in_a_row = 0
+    while len(kept) < count:
+        group = await stream.next()
+        if keep(group):
+            kept.append(group)
+            in_a_row = 0
+            continue
+        dropped.append(group)
+        stream.replace_dropped()
+        in_a_row += 1
+        if in_a_row == limit // 4:
+            log.warning("%d groups in a row were dropped; last: %s", in_a_row, why_dropped(group))
+        if in_a_row >= limit:
+            raise RunStopped(f"{in_a_row} groups in a row were dropped; last: {why_dropped(group)}")
+    return Taken(tuple(kept), tuple(dropped))
+
+
+def why_dropped(group: Group) -> str:
+    """A phrase for people: the statuses of attempts that do not count, or the totals that are all the same."""
+    if group.failed:
+        statuses = sorted({str(trajectory.status) for trajectory in group.failed})
+        return (
+            f"task {group.task.id} had {len(group.trajectories)} attempts that count and {len(group.failed)} that "
+            f"ended as {', '.join(statuses)}; see events.log in the run folder"
+        )
+    totals = sorted({trajectory.total for trajectory in group.trajectories})
+    return f"all attempts at task {group.task.id} were paid {totals[0] if totals else 'nothing'}; the filter drops such groups"

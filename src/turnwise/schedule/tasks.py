@@ -1,0 +1,59 @@
+"""The order in which tasks are met: a pure function of the seed and of how many were drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.engines.noise import seed_of
+from turnwise.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A task to attempt: the `number`-th of the run, met `visit` times before."""
+
+    number: int
+    task: Task
+    visit: int
+
+
+class TaskOrder:
+    """Datasets mixed by weight, each reshuffled every time it is exhausted.
+
+    Example:
+        TaskOrder({"hops": tasks}, {"hops": 1.0}, seed=0).draw()
+    """
+
+    def __init__(self, datasets: Mapping[str, Sequence[Task]], weights: Mapping[str, float], seed: int) -> None:
+        for name, tasks in datasets.items():
+            if not tasks:
+                raise ValueError(f"the dataset {name} has no tasks")
+        self.datasets = datasets
+        self.weights = weights
+        self.seed = seed
+        self.number = 0
+        self.drawn = dict.fromkeys(datasets, 0)
+        self.orders: dict[str, tuple[int, np.ndarray]] = {}
+
+    def draw(self) -> Draw:
+        """The next task. The dataset furthest behind its share gives it, so that any stretch of a run is mixed."""
+        name = min(self.datasets, key=lambda name: (self.drawn[name] + 0.5) / self.weights[name])
+        visit, place = divmod(self.drawn[name], len(self.datasets[name]))
+        drawn = Draw(self.number, self.datasets[name][self.order(name, visit)[place]], visit)
+        self.drawn[name] += 1
+        self.number += 1
+        return drawn
+
+    def skip(self, count: int) -> None:
+        """Pass over tasks that an earlier part of the run has used."""
+        for _ in range(count):
+            self.draw()
+
+    def order(self, name: str, visit: int) -> np.ndarray:
+        if self.orders.get(name, (-1,))[0] != visit:
+            random = np.random.default_rng(seed_of(self.seed, "order", name, visit))
+            self.orders[name] = visit, random.permutation(len(self.datasets[name]))
+        return self.orders[name][1]

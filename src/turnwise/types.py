@@ -1,0 +1,291 @@
+"""The values that flow through turnwise: tasks, turns, trajectories, groups.
+
+All are frozen, complete at birth and free of torch. Arrays are read-only. Letters in shape comments:
+P prompt tokens of a turn, A action tokens of a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class StopReason(StrEnum):
+    """Why the engine stopped sampling an action."""
+
+    end_token = "end_token"
+    """The model sampled an end token; it is the last token of the action."""
+    stop_string = "stop_string"
+    """The action's text came to contain a stop string; its tokens are part of the action."""
+    length = "length"
+    """The token limit of the call was reached."""
+    abort = "abort"
+    """The caller aborted; the action holds what was sampled so far."""
+
+
+class Status(StrEnum):
+    """How an attempt ended. The environment says only *finished*; the rest is the agent loop's word."""
+
+    finished = "finished"
+    too_many_turns = "too_many_turns"
+    too_long = "too_long"
+    prompt_too_long = "prompt_too_long"
+    timed_out = "timed_out"
+    failed = "failed"
+
+    @property
+    def counts(self) -> bool:
+        """Whether an attempt that ended so enters the statistics of its group."""
+        return self in (Status.finished, Status.too_many_turns, Status.too_long)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, as a chat template sees it.
+
+    Example:
+        Message("user", "Start at amber. Follow 2 links.")
+    """
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str) or not isinstance(self.content, str):
+            raise ValueError(f"a Message is two strings, got {type(self.role).__name__} and {type(self.content).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One dataset item an agent attempts.
+
+    Example:
+        Task(id="hops-5f2c01", dataset="hops", data={"start": "amber", "links": 2})
+    """
+
+    id: str
+    """Stable across runs and processes; equal ids are the same task."""
+    dataset: str
+    """Which environment of the recipe opens this task."""
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    """What the environment needs to open it: JSON values."""
+
+    def __post_init__(self) -> None:
+        if not self.id or not isinstance(self.id, str):
+            raise ValueError(f"a Task needs a non-empty string id, got {self.id!r}")
+        if not isinstance(self.data, Mapping):
+            raise ValueError(f"task {self.id}: data must be a mapping, got {type(self.data).__name__}")
+        object.__setattr__(self, "data", dict(self.data))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTiming:
+    """Seconds a turn spent waiting for the engine, in prefill, in decode and in the environment."""
+
+    queued: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    environment: float = 0.0
+
+
+def frozen_array(values: Any, dtype: Any, what: str) -> NDArray[Any]:
+    """A read-only one-dimensional array: the argument itself where it is one already, a copy otherwise."""
+    given = values if isinstance(values, np.ndarray) else np.array(values)
+    if given.ndim != 1:
+        raise ValueError(f"{what} must be one-dimensional, got shape {given.shape}")
+    if given.dtype == dtype and not given.flags.writeable:
+        return given
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(dtype)
+    if np.issubdtype(dtype, np.integer) and len(given) and not np.array_equal(array, given):
+        raise ValueError(f"{what} must hold whole numbers of {np.dtype(dtype).itemsize * 8} bits")
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One model call, what was sampled, and what the environment answered.
+
+    The action holds sampled tokens and nothing else; observations live in the next turn's prompt.
+
+    Example:
+        Turn(prompt=[1, 17, 4], action=[9, 2], logprobs=[-0.1, -0.7], versions=[3, 3], stop=StopReason.end_token,
+             reward=0.0, said=Message("assistant", "get amber"), heard=(Message("user", "amber: cedar"),))
+    """
+
+    prompt: Tokens
+    """[P] exactly what the engine got."""
+    action: Tokens
+    """[A] sampled tokens; a sampled end token included, none ever appended."""
+    logprobs: Floats
+    """[A] under the distribution each token was sampled from; NaN where nobody knows (demonstrations)."""
+    versions: Tokens
+    """[A] version of the weights that sampled each token."""
+    stop: StopReason
+    reward: float
+    """Paid by the environment for this turn."""
+    said: Message
+    heard: tuple[Message, ...] = ()
+    timing: TurnTiming = TurnTiming()
+
+    def __post_init__(self) -> None:
+        fix = object.__setattr__
+        fix(self, "prompt", frozen_array(self.prompt, np.int32, "Turn.prompt"))
+        fix(self, "action", frozen_array(self.action, np.int32, "Turn.action"))
+        fix(self, "logprobs", frozen_array(self.logprobs, np.float32, "Turn.logprobs"))
+        fix(self, "versions", frozen_array(self.versions, np.int32, "Turn.versions"))
+        fix(self, "stop", StopReason(self.stop))
+        fix(self, "heard", tuple(self.heard))
+        size = len(self.action)
+        if len(self.logprobs) != size or len(self.versions) != size:
+            raise ValueError(
+                f"a Turn has one logprob and one version per action token, got {size} tokens, "
+                f"{len(self.logprobs)} logprobs and {len(self.versions)} versions"
+            )
+        if len(self.prompt) == 0:
+            raise ValueError("a Turn needs a prompt of at least one token")
+        if (len(self.prompt) and self.prompt.min() < 0) or (size and self.action.min() < 0):
+            raise ValueError("token ids must not be negative")
+        if size and (np.isposinf(self.logprobs).any() or (self.logprobs > 1e-4).any()):
+            raise ValueError("log probabilities must not be positive")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"a reward must be finite, got {self.reward}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One attempt at a task: its turns in order, how it ended and what it was paid.
+
+    Turns whose prompt extends the turn before share one token buffer, in memory and when pickled.
+
+    Example:
+        Trajectory(turns=(first, second), status=Status.finished, outcome=1.0, marks={"lookups": 2.0})
+    """
+
+    turns: tuple[Turn, ...]
+    status: Status
+    outcome: float = 0.0
+    """Paid once, for the whole attempt."""
+    marks: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the outcome, for people; nothing trains on them."""
+
+    def __post_init__(self) -> None:
+        fix = object.__setattr__
+        fix(self, "status", Status(self.status))
+        fix(self, "marks", MappingProxyType({str(name): float(value) for name, value in self.marks.items()}))
+        if not math.isfinite(self.outcome):
+            raise ValueError(f"an outcome must be finite, got {self.outcome}")
+        if not self.turns and self.status.counts:
+            raise ValueError(f"a trajectory that ended as {self.status} has at least one turn")
+        fix(self, "turns", share_storage(tuple(self.turns)))
+
+    @property
+    def total(self) -> float:
+        """R: the outcome and all turn rewards."""
+        return self.outcome + math.fsum(turn.reward for turn in self.turns)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return sum(len(turn.action) for turn in self.turns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        buffer, spans = pack_tokens(self.turns)
+        rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing) for t in self.turns]
+        return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The attempts at one task that are compared with each other.
+
+    Example:
+        Group(task=task, trajectories=(first, second), failed=())
+    """
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    """Attempts that count."""
+    failed: tuple[Trajectory, ...] = ()
+    """Attempts that do not: failed, timed_out, prompt_too_long."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trajectories", tuple(self.trajectories))
+        object.__setattr__(self, "failed", tuple(self.failed))
+        for trajectory in self.trajectories:
+            if not trajectory.status.counts:
+                raise ValueError(f"an attempt that ended as {trajectory.status} belongs in Group.failed")
+        for trajectory in self.failed:
+            if trajectory.status.counts:
+                raise ValueError(f"an attempt that ended as {trajectory.status} belongs in Group.trajectories")
+
+
+def turns_of(groups: Sequence[Group]) -> Iterator[Turn]:
+    """The turns that train, in the one order every per-turn list of the system follows."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            yield from trajectory.turns
+
+
+def pack_tokens(turns: Sequence[Turn]) -> tuple[Tokens, NDArray[np.int64]]:
+    """One token buffer and, per turn, [start, end of prompt, end of action] in it.
+
+    A turn whose prompt begins with the whole turn before it continues that turn's place in the buffer, so a
+    history that only grew is stored once.
+    """
+    spans = np.zeros((len(turns), 3), np.int64)
+    parts: list[Tokens] = []
+    size = 0
+    start = 0
+    for index, turn in enumerate(turns):
+        before = turns[index - 1] if index else None
+        if before is None or not extends(turn, before):
+            start, parts_of_turn = size, [turn.prompt, turn.action]
+        else:
+            parts_of_turn = [turn.prompt[len(before.prompt) + len(before.action) :], turn.action]
+        parts.extend(parts_of_turn)
+        size += sum(len(part) for part in parts_of_turn)
+        spans[index] = start, size - len(turn.action), size
+    buffer = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    buffer.flags.writeable = False
+    return buffer, spans
+
+
+def extends(turn: Turn, before: Turn) -> bool:
+    """Whether the prompt of `turn` begins with the prompt and action of `before`."""
+    p, a = len(before.prompt), len(before.action)
+    return (
+        len(turn.prompt) >= p + a
+        and np.array_equal(turn.prompt[:p], before.prompt)
+        and np.array_equal(turn.prompt[p : p + a], before.action)
+    )
+
+
+def share_storage(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The same turns with prompts and actions as views of one buffer."""
+    buffer, spans = pack_tokens(turns)
+    return tuple(
+        Turn(
+            buffer[start:middle], buffer[middle:end], t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing
+        )
+        for t, (start, middle, end) in zip(turns, spans, strict=True)
+    )
+
+
+def rebuild_trajectory(
+    buffer: Tokens, spans: NDArray[np.int64], rest: list[tuple[Any, ...]], status: Status, outcome: float, marks: dict[str, float]
+) -> Trajectory:
+    """Inverse of `Trajectory.__reduce__`, also used by the archive."""
+    buffer.flags.writeable = False
+    turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
+    return Trajectory(turns, status, outcome, marks)
