@@ -73,7 +73,9 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {}
     for entry in recipe.env:
         found = environment_class(entry.name)
-        makers[entry.label] = partial(found, **config.check_arguments(entry.name, "env.settings", found, entry.settings))
+        makers[entry.label] = partial(
+            found, **config.check_arguments(entry.name, "env.settings", found, entry.settings)
+        )
     return makers
 
 
@@ -100,30 +102,31 @@ def task_order(recipe: Recipe, datasets: Mapping[str, list[Task]]) -> TaskOrder:
 def limits(recipe: Recipe) -> Limits:
     r = recipe.rollout
     return Limits(
-        r.max_turns, r.max_prompt_tokens, r.max_action_tokens, r.max_trajectory_tokens, r.turn_seconds, r.attempt_seconds
+        r.max_turns,
+        r.max_prompt_tokens,
+        r.max_action_tokens,
+        r.max_trajectory_tokens,
+        r.turn_seconds,
+        r.attempt_seconds,
     )
 
 
 # ---------------------------------------------------------------- model
 
 
-async def tiny_texts(recipe: Recipe, count: int = 512) -> list[str]:
+async def tiny_texts(recipe: Recipe, count: int = 256) -> list[str]:
     """Conversations of the recipe's environments, for a tokenizer to learn its words from."""
     spell = Renderer(build_tokenizer([]))
     makers = environment_makers(recipe)
     generous = Limits(recipe.rollout.max_turns, 1 << 20, 1 << 20, 1 << 21)
     texts = []
-    for label, tasks in tasks_of(recipe, "train", count).items():
-        if not can_demonstrate(makers[label]()):
-            for task in tasks:
-                reply = await makers[label]().open(task)
-                texts.append(spell.render(reply.messages))
-            continue
-        expert = Demonstrator(makers, spell, generous, recipe.seed, noise=0.2)
+    expert = Demonstrator(makers, spell, generous, recipe.seed, noise=0.2)
+    for tasks in tasks_of(recipe, "train", count).values():
         for task in tasks:
-            for trajectory in (await expert.group(task, 0)).trajectories:
-                last = trajectory.turns[-1]
-                texts.append(spell.decode([*last.prompt, *last.action]))
+            group = await expert.group(task, 0)
+            for trajectory in (*group.trajectories, *group.failed):
+                for last in trajectory.turns[-1:]:
+                    texts.append(spell.decode([*last.prompt, *last.action]))
     return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
 
 
@@ -140,8 +143,8 @@ async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) ->
     longest = getattr(model.config, "max_position_embeddings", None) or recipe.rollout.max_trajectory_tokens
     if recipe.rollout.max_trajectory_tokens > longest:
         raise ValueError(
-            f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than the {longest} positions "
-            "of this model; lower it"
+            f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than "
+            f"the {longest} positions of this model; lower it"
         )
     return model.to(pick_device(recipe.model.device)), tokenizer
 
@@ -183,7 +186,9 @@ def check(recipe: Recipe) -> None:
     if recipe.credit.name in WITHIN_GROUPS and recipe.rollout.min_attempts < 2:
         raise ValueError(f"credit {recipe.credit.name} compares attempts; rollout.min_attempts must be at least 2")
     if recipe.credit.name not in WITHIN_GROUPS and recipe.groups_per_step * recipe.rollout.attempts < 2:
-        raise ValueError("a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts")
+        raise ValueError(
+            "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
+        )
 
 
 def split_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
@@ -192,7 +197,9 @@ def split_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     arguments = choice.arguments
     anchor = arguments.pop("anchor", "learner")
     if anchor not in ("learner", "engine"):
-        raise ValueError(f'loss.anchor = {anchor!r}: write "learner" (scored before the update) or "engine" (as sampled)')
+        raise ValueError(
+            f'loss.anchor = {anchor!r}: write "learner" (scored before the update) or "engine" (as sampled)'
+        )
     named = config.Choice(name=choice.name, **arguments)
     return anchor, config.choose("loss", named, LOSSES, ("logprobs", "old", "advantages"))
 
@@ -236,12 +243,13 @@ def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer) -> Practice:
 def exam_of(recipe: Recipe, engine: Engine, renderer: Renderer, *, greedy: bool) -> Practice:
     """How held-out attempts are made: the same loop with its own sampling."""
     e = recipe.evaluation
-    shape = {"temperature": 0.0} if greedy else {"temperature": e.temperature, "top_p": e.top_p, "top_k": e.top_k}
+    greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
+    sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
     return Practice(
         environments=environment_makers(recipe),
         engine=engine,
         renderer=renderer,
-        sampling=Sampling(recipe.rollout.max_action_tokens, **shape),
+        sampling=greedily if greedy else sampled,
         limits=limits(recipe),
         seed=recipe.seed,
         split="heldout/greedy" if greedy else "heldout/sampled",
@@ -269,7 +277,14 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0) -> Parts:
         run=asyncio.to_thread if recipe.max_lag else inline,
     )
     return Parts(
-        recipe, tokenizer, renderer, learner, engine, task_order(recipe, tasks_of(recipe, "train")), settings_of(recipe, anchor), stages
+        recipe,
+        tokenizer,
+        renderer,
+        learner,
+        engine,
+        task_order(recipe, tasks_of(recipe, "train")),
+        settings_of(recipe, anchor),
+        stages,
     )
 
 
@@ -297,15 +312,17 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         recital = Recital(renderer)
         tasks = read_demonstrations(Path(sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        practise = lambda draw: recital.group(draw.task, draw.visit)  # noqa: E731
+        practise = lambda draw: recital.group(draw.task, draw.visit)
     else:
         makers = environment_makers(recipe)
         for label, make in makers.items():
             if not can_demonstrate(make()):
-                raise ValueError(f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data")
+                raise ValueError(
+                    f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data"
+                )
         expert = Demonstrator(makers, renderer, limits(recipe), recipe.seed, sft.noise)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
-        practise = lambda draw: expert.group(draw.task, draw.visit)  # noqa: E731
+        practise = lambda draw: expert.group(draw.task, draw.visit)
     stages = Stages(
         practise=practise,
         keep=lambda group: bool(group.trajectories),

@@ -39,9 +39,13 @@ def parser() -> argparse.ArgumentParser:
     sft.add_argument("overrides", nargs="*", metavar="key=value")
 
     evaluate = commands.add_parser("eval", help="measure held-out success")
-    evaluate.add_argument("what", metavar="RUN|RECIPE", help="a run folder (its last checkpoint) or a recipe (its model)")
+    evaluate.add_argument(
+        "what", metavar="RUN|RECIPE", help="a run folder (its last checkpoint) or a recipe (its model)"
+    )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.final_tasks=1000")
-    evaluate.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
+    evaluate.add_argument(
+        "--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last"
+    )
 
     play = commands.add_parser("play", help="play an environment in the terminal, seeing what the model would see")
     play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")

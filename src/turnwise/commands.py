@@ -8,10 +8,10 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from turnwise import config
 from turnwise.cli import recipe_of
@@ -28,11 +28,11 @@ def train_command(chosen: argparse.Namespace) -> int:
         if chosen.recipe or chosen.overrides:
             raise ValueError("--resume takes everything from the run folder; remove the recipe and the overrides")
         folder = Path(chosen.resume)
-        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(folder, screen, stop)  # noqa: E731
+        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(folder, screen, stop)
     else:
         recipe = recipe_of(chosen.recipe, chosen.overrides)
         folder = Path(recipe.out)
-        work = lambda stop: run.start(recipe, screen, stop)  # noqa: E731
+        work = lambda stop: run.start(recipe, screen, stop)
     return conduct(work, folder, screen)
 
 
@@ -63,6 +63,8 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
 
 async def until_signal(work: Callable[[asyncio.Event], Awaitable[Summary]], screen: Screen) -> Summary:
     """The first Ctrl-C or SIGTERM asks the run to stop at the next safe point; the second ends it at once."""
+    from turnwise.run import Stopped
+
     stop = asyncio.Event()
     task = asyncio.ensure_future(work(stop))
     loop = asyncio.get_running_loop()
@@ -78,7 +80,7 @@ async def until_signal(work: Callable[[asyncio.Event], Awaitable[Summary]], scre
         loop.add_signal_handler(number, ask)
     try:
         return await task
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, Stopped):
         return None
 
 
@@ -132,7 +134,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
 
     async def work() -> None:
         model, tokenizer = await build.model_and_tokenizer(recipe)
-        await run.imitate(recipe, model, tokenizer, screen)
+        await run.imitate(recipe, model, tokenizer, screen, asyncio.Event())
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as aside:
             save_policy(model, tokenizer, aside)

@@ -277,7 +277,14 @@ class Recipe(Section):
     def parts_fit(self) -> Self:
         update = self.groups_per_update or self.groups_per_step
         if self.groups_per_step % update:
-            raise ValueError(f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}")
+            raise ValueError(
+                f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}"
+            )
+        if self.tokens_per_pass < self.rollout.max_trajectory_tokens:
+            raise ValueError(
+                f"tokens_per_pass = {self.tokens_per_pass} cannot hold a turn of "
+                f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
+            )
         labels = [environment.label for environment in self.env]
         for label in labels:
             if labels.count(label) > 1:
@@ -326,7 +333,7 @@ def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:
 
 def explain(problem: Mapping[str, Any]) -> str:
     """One pydantic error as a phrase with the dotted key and, for an unknown one, the nearest name."""
-    location = [part for part in problem["loc"]]
+    location = list(problem["loc"])
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         names = list(section_at(location[:-1]).model_fields)
@@ -390,8 +397,10 @@ def toml_value(text: str) -> Any:
         return text
 
 
-def choose(kind: str, choice: Choice, functions: Mapping[str, Callable[..., Any]], supplied: Sequence[str]) -> dict[str, Any]:
-    """The arguments of the chosen function, checked against its signature; the parameters in `supplied` are the caller's."""
+def choose(
+    kind: str, choice: Choice, functions: Mapping[str, Callable[..., Any]], supplied: Sequence[str]
+) -> dict[str, Any]:
+    """The arguments of the chosen function, checked against its signature; `supplied` ones are the caller's."""
     if choice.name not in functions:
         raise ValueError(f"{kind}.name = {choice.name!r} does not exist{suggest(choice.name, functions)}")
     return check_arguments(f"{kind} {choice.name}", kind, functions[choice.name], choice.arguments, supplied)
@@ -401,7 +410,7 @@ def check_arguments(
     who: str, where: str, function: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Arguments converted to the types of the function's signature, or a one-line ValueError."""
-    target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
+    target = function.__init__ if inspect.isclass(function) else function
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(function).parameters.items()

@@ -40,7 +40,13 @@ class Result:
             for name, value in described.items()
             if not name.startswith(("lag/", "groups/", "stop/", "reward/std", "turn/reward"))
         }
-        return {**chosen, "success": self.success, "success_low": low, "success_high": high, "attempts": self.num_attempts}
+        return {
+            **chosen,
+            "success": self.success,
+            "success_low": low,
+            "success_high": high,
+            "attempts": self.num_attempts,
+        }
 
 
 async def evaluate(practice: Practice, tasks: Sequence[Task], success_at: float) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from turnwise.build import check, environment_makers, limits, model_and_tokenizer, tasks_of
 from turnwise.config import Recipe
@@ -21,7 +22,9 @@ async def play(recipe: Recipe, number: int) -> int:
     if number >= len(tasks):
         raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
     task = tasks[number]
-    tokenizer = (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
+    tokenizer = (
+        (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
+    )
     renderer = Renderer(tokenizer, recipe.rollout.history)
     shown: list[int] = []
 
@@ -37,8 +40,7 @@ async def play(recipe: Recipe, number: int) -> int:
             raise KeyboardInterrupt from None
 
     engine = ScriptedEngine(ask, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token)
-    patient = limits(recipe).__class__(*[*(getattr(limits(recipe), name) for name in (
-        "max_turns", "max_prompt_tokens", "max_action_tokens", "max_trajectory_tokens")), 86400.0, 86400.0])
+    patient = replace(limits(recipe), turn_seconds=86400.0, attempt_seconds=86400.0)
     sampling = Sampling(recipe.rollout.max_action_tokens)
     make = environment_makers(recipe)[task.dataset]
     made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient)

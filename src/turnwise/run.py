@@ -1,4 +1,4 @@
-"""A run from start to end: warm start, evaluation before, training, evaluation after, and all it leaves in its folder."""
+"""A run from start to end: warm start, evaluation, training, evaluation, and all it leaves in its folder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from turnwise import __version__
 from turnwise.build import Parts, build, build_sft, check, exam_of, model_and_tokenizer, set_threads, tasks_of
@@ -29,9 +29,6 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
 from turnwise.schedule.take import RunStopped
 from turnwise.screen import Screen
-from turnwise.types import Task
-
-LISTED = ("generate", "score", "forward_backward", "optimizer", "plan_and_credit", "load")
 
 
 @dataclass(slots=True)
@@ -54,8 +51,12 @@ class State:
         return cls(**{**data, "progress": Progress(**data["progress"])})
 
 
-async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float]) -> tuple[Any, Any]:
-    """The model that training starts from: as it is, or after the recipe's warm start, which is made once and cached."""
+class Stopped(Exception):
+    """A person asked the run to stop before there was anything to checkpoint."""
+
+
+async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float], stop: asyncio.Event) -> tuple[Any, Any]:
+    """The model that training starts from: as it is, or after the warm start, which is made once and cached."""
     if not recipe.sft.updates:
         return await model_and_tokenizer(recipe)
     folder = cache_folder() / f"warm-{fingerprint(recipe)}"
@@ -64,7 +65,7 @@ async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float]) 
         return await model_and_tokenizer(recipe, folder)
     began = time.perf_counter()
     model, tokenizer = await model_and_tokenizer(recipe)
-    await imitate(recipe, model, tokenizer, screen)
+    await imitate(recipe, model, tokenizer, screen, stop)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as aside:
         save_policy(model, tokenizer, aside)
@@ -72,18 +73,21 @@ async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float]) 
     return model, tokenizer
 
 
-async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen) -> None:
-    """Train a model in place on demonstrations."""
+async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, stop: asyncio.Event) -> None:
+    """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
     parts = build_sft(recipe, model, tokenizer)
     screen.begin("warm start", parts.settings.steps)
 
     async def after(progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
         screen.show(progress.step, {"loss": metrics["loss"]})
 
-    await train(
-        parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
-    )
-    screen.end()
+    progress = Progress()
+    try:
+        await train(parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, after, stop)
+    finally:
+        screen.end()
+    if progress.step < parts.settings.steps:
+        raise Stopped
 
 
 def cache_folder() -> Path:
@@ -149,13 +153,13 @@ class Run:
         self.state.before = success_of(metrics)
         self.tracker.log(0, metrics)
         self.checkpoint()
+        self.since = self.counters()
         self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
 
     async def after(self, progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
         """Evaluate where due, log, archive, checkpoint where due."""
         now = self.counters()
         metrics |= {f"seconds/{name}": now[name] - self.since[name] for name in now}
-        self.since = now
         metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
         for name in ("seconds/step", "seconds/plan_and_credit", "seconds/load"):
             stage = name.removeprefix("seconds/")
@@ -174,6 +178,7 @@ class Run:
             self.state.best_step, self.state.best_success = step, success
         if better or step % self.recipe.runs.checkpoint_every == 0 or step == self.recipe.steps:
             self.checkpoint()
+        self.since = self.counters()
         self.screen.show(step, metrics)
 
     def checkpoint(self) -> None:
@@ -196,15 +201,18 @@ class Run:
                 await train(
                     parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, self.after, stop
                 )
+        except RunStopped:
+            self.checkpoint()
+            raise
         finally:
             self.screen.end()
             await parts.engine.close()
-            self.checkpoint()
+        self.checkpoint()
 
     def finish(self) -> dict[str, Any]:
         """Write summary and curve."""
         metrics = tracker.read_metrics(self.folder.metrics)
-        stages = {**self.state.seconds, **{name: 0.0 for name in self.counters()}}
+        stages = {**self.state.seconds, **dict.fromkeys(self.counters(), 0.0)}
         for line in metrics:
             for name in self.counters():
                 stages[name] += line.get(f"seconds/{name}", 0.0)
@@ -243,7 +251,7 @@ async def start(recipe: Recipe, screen: Screen, stop: asyncio.Event) -> dict[str
     folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
     set_threads(recipe)
     state = State()
-    model, tokenizer = await warm_model(recipe, screen, state.seconds)
+    model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
     run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
     await run.before()
     return await go(run, stop)
@@ -262,7 +270,7 @@ async def resume(path: Path, screen: Screen, stop: asyncio.Event) -> dict[str, A
     archive.cut_back(folder.archive, step)
     if checkpoint is None:
         state = State()
-        model, tokenizer = await warm_model(recipe, screen, state.seconds)
+        model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
         run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
         await run.before()
         return await go(run, stop)

@@ -62,7 +62,9 @@ class Message:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str) or not isinstance(self.content, str):
-            raise ValueError(f"a Message is two strings, got {type(self.role).__name__} and {type(self.content).__name__}")
+            raise ValueError(
+                f"a Message is two strings, got {type(self.role).__name__} and {type(self.content).__name__}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,11 @@ class TurnTiming:
 
 def frozen_array(values: Any, dtype: Any, what: str) -> NDArray[Any]:
     """A read-only one-dimensional array: the argument itself where it is one already, a copy otherwise."""
+    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1 and not values.flags.writeable:
+        return values
     given = values if isinstance(values, np.ndarray) else np.array(values)
     if given.ndim != 1:
         raise ValueError(f"{what} must be one-dimensional, got shape {given.shape}")
-    if given.dtype == dtype and not given.flags.writeable:
-        return given
     with np.errstate(over="ignore", invalid="ignore"):
         array = given.astype(dtype)
     if np.issubdtype(dtype, np.integer) and len(given) and not np.array_equal(array, given):
@@ -155,9 +157,9 @@ class Turn:
             )
         if len(self.prompt) == 0:
             raise ValueError("a Turn needs a prompt of at least one token")
-        if (len(self.prompt) and self.prompt.min() < 0) or (size and self.action.min() < 0):
+        if self.prompt.min() < 0 or (size and self.action.min() < 0):
             raise ValueError("token ids must not be negative")
-        if size and (np.isposinf(self.logprobs).any() or (self.logprobs > 1e-4).any()):
+        if size and np.fmax.reduce(self.logprobs) > 1e-4:
             raise ValueError("log probabilities must not be positive")
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward must be finite, got {self.reward}")
@@ -275,15 +277,28 @@ def share_storage(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """The same turns with prompts and actions as views of one buffer."""
     buffer, spans = pack_tokens(turns)
     return tuple(
-        Turn(
-            buffer[start:middle], buffer[middle:end], t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing
-        )
-        for t, (start, middle, end) in zip(turns, spans, strict=True)
+        with_tokens(turn, buffer[start:middle], buffer[middle:end])
+        for turn, (start, middle, end) in zip(turns, spans.tolist(), strict=True)
     )
 
 
+def with_tokens(turn: Turn, prompt: Tokens, action: Tokens) -> Turn:
+    """The same turn with its tokens stored elsewhere; nothing is checked again."""
+    moved = object.__new__(Turn)
+    for name in Turn.__slots__:
+        object.__setattr__(moved, name, getattr(turn, name))
+    object.__setattr__(moved, "prompt", prompt)
+    object.__setattr__(moved, "action", action)
+    return moved
+
+
 def rebuild_trajectory(
-    buffer: Tokens, spans: NDArray[np.int64], rest: list[tuple[Any, ...]], status: Status, outcome: float, marks: dict[str, float]
+    buffer: Tokens,
+    spans: NDArray[np.int64],
+    rest: list[tuple[Any, ...]],
+    status: Status,
+    outcome: float,
+    marks: dict[str, float],
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False

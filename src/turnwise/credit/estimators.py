@@ -69,7 +69,8 @@ def centre(totals: NDArray[np.float64]) -> NDArray[np.float64]:
     """Totals minus their mean; exactly zero where all are equal, and for a lone attempt."""
     if len(totals) == 0 or totals.max() == totals.min():
         return np.zeros_like(totals)
-    return totals - totals.mean()
+    centred: NDArray[np.float64] = totals - totals.mean()
+    return centred
 
 
 def spread(groups: Sequence[Group], advantages: Sequence[NDArray[np.float64]]) -> Credit:

@@ -29,7 +29,7 @@ def trajectory_mean(groups: Sequence[Group]) -> Weights:
     sizes = [trajectory.num_action_tokens for group in groups for trajectory in group.trajectories]
     num_trained = max(1, sum(size > 0 for size in sizes))
     shares = iter([1.0 / (num_trained * size) if size else 0.0 for size in sizes])
-    weights = []
+    weights: Weights = []
     for group in groups:
         for trajectory in group.trajectories:
             share = next(shares)

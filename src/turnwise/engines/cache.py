@@ -18,7 +18,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Slots whose new tokens are computed together: `width` queries each, the last ones padding where a row has fewer."""
+    """Slots whose new tokens are computed together: `width` queries each, padded where a row has fewer."""
 
     slots: Tensor
     """[R]"""
@@ -35,7 +35,9 @@ class Rows:
 class SlotCache:
     """Keys and values [S, G, L, d] per layer."""
 
-    def __init__(self, slots: int, context: int, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, slots: int, context: int, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
+    ) -> None:
         shape = (slots, kv_heads, context, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -66,12 +68,10 @@ class CacheAttention:
         self.share = heads // cache.kv_heads
         singles = np.flatnonzero(counts == 1)
         longer = np.flatnonzero(counts > 1)
-        self.batches = [
-            self.rows(part, slots, starts, counts, first) for part in (singles, longer) if len(part)
-        ]
+        self.batches = [self.rows(part, slots, starts, counts, first) for part in (singles, longer) if len(part)]
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.cache.device)
+        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self.cache.device)
 
     def rows(self, part: Index, slots: Index, starts: Index, counts: Index, first: Index) -> Rows:
         width = int(counts[part].max())
@@ -100,7 +100,9 @@ class CacheAttention:
             queries = flat[batch.places].unflatten(2, (-1, self.share)).permute(0, 2, 3, 1, 4).flatten(2, 3)
             cached_keys = keys[batch.slots, :, : self.total]
             cached_values = values[batch.slots, :, : self.total]
-            out = F.scaled_dot_product_attention(queries, cached_keys, cached_values, attn_mask=batch.mask, scale=scaling)
+            out = F.scaled_dot_product_attention(
+                queries, cached_keys, cached_values, attn_mask=batch.mask, scale=scaling
+            )
             out = out.unflatten(2, (self.share, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
             output[batch.tokens] = out[batch.inside]
         return output[None]

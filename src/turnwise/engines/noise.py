@@ -1,4 +1,4 @@
-"""Sampling noise as a function of what is attempted: the same attempt meets the same noise in any batch, order or process."""
+"""Sampling noise as a function of what is attempted: the same in any batch, order or process."""
 
 from __future__ import annotations
 
@@ -23,4 +23,5 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.integer]) -> NDArr
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers

@@ -1,4 +1,4 @@
-"""An engine that says what it is told: deterministic, without a model. For tests, demonstrations and people at a terminal."""
+"""An engine that says what it is told, without a model: for tests, demonstrations and people at a terminal."""
 
 from __future__ import annotations
 

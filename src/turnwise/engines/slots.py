@@ -111,7 +111,7 @@ class SlotModel:
         return done
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copy weights in (none where the module is shared). Calls in flight keep their cache; nobody else reuses it."""
+        """Copy weights in, none where the module is shared. Calls in flight keep their cache; no other reuses it."""
         if weights:
             own = self.model.state_dict()
             if missing := own.keys() - weights.keys():
@@ -201,7 +201,9 @@ class SlotModel:
                 use_cache=False,
                 attend=attend,
             ).last_hidden_state[0]
-            logits: torch.Tensor = self.model.get_output_embeddings()(hidden[torch.from_numpy(ends - 1).to(self.device)])
+            logits: torch.Tensor = self.model.get_output_embeddings()(
+                hidden[torch.from_numpy(ends - 1).to(self.device)]
+            )
         self.model_seconds += time.perf_counter() - before
         return logits
 
@@ -244,13 +246,12 @@ class SlotModel:
         now = time.perf_counter()
         first = request.first or now
         timing = TurnTiming(request.admitted - request.submitted, first - request.admitted, now - first)
-        return Completion(
-            self.tokens[slot, start:end].copy(),
-            self.logprobs[slot, start:end].copy(),
-            self.versions[slot, start:end].copy(),
-            stop,
-            timing,
-        )
+        tokens = self.tokens[slot, start:end].copy()
+        logprobs = self.logprobs[slot, start:end].copy()
+        versions = self.versions[slot, start:end].copy()
+        for array in (tokens, logprobs, versions):
+            array.flags.writeable = False
+        return Completion(tokens, logprobs, versions, stop, timing)
 
     def drop_all(self) -> list[Request]:
         """Forget every request, after a failed step."""
@@ -283,7 +284,9 @@ class SlotEngine:
             raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.context}")
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")
-        request = Request(np.asarray(prompt, np.int32), sampling, session, seed, asyncio.get_running_loop().create_future())
+        request = Request(
+            np.asarray(prompt, np.int32), sampling, session, seed, asyncio.get_running_loop().create_future()
+        )
         self.arrivals.append(request)
         self.wake.set()
         try:

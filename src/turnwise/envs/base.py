@@ -54,7 +54,7 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One object per attempt. Methods may be plain functions; those run in a thread, so that they cannot hold up others.
+    """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else.
 
     Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
     share no task, and may offer `demonstrate(noise, random) -> str`, what an expert would say now.

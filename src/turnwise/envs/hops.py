@@ -70,7 +70,9 @@ class Hops:
         verb, name = self.parse(message.content)
         if verb == "answer":
             right = name == self.path[-1]
-            return Reply(finished=True, outcome=float(right), marks={"links_followed": self.followed / (len(self.path) - 1)})
+            return Reply(
+                finished=True, outcome=float(right), marks={"links_followed": self.followed / (len(self.path) - 1)}
+            )
         if verb != "get":
             return self.observe("say get NAME or answer NAME")
         if name not in self.leads_to:

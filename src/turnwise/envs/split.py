@@ -34,7 +34,9 @@ def draw_tasks(
         if is_heldout != (split == "heldout") or name in seen:
             misses += 1
             if misses > 1000 + 20 * count:
-                raise ValueError(f"{dataset} has fewer than {count} different {split} tasks with these settings; ask for less")
+                raise ValueError(
+                    f"{dataset} has fewer than {count} different {split} tasks with these settings; ask for less"
+                )
             continue
         seen.add(name)
         yield Task(name, dataset, data)

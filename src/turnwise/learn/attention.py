@@ -33,6 +33,8 @@ def attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    # Under autocast the rotary embedding returns queries and keys in float32, beside values in the compute dtype.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     return attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ CHUNK_ELEMENTS = 1 << 22
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [K, d], weight [V, d], targets [K], temperature) -> logprobs [K], entropies [K], both float32 or wider."""
+    """(hidden [K, d], weight [V, d], targets [K], temperature) -> logprobs [K], entropies [K], in float32 at least."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.learn.losses import Loss
-from turnwise.learn.policy import Policy
+from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
 from turnwise.plan.plan import Plan
 
@@ -136,12 +136,7 @@ class Learner:
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A folder that `from_pretrained` loads, with an attention every machine knows."""
-    model.config._attn_implementation_internal = "sdpa"
-    try:
+    """Write a folder that `from_pretrained` loads."""
+    with no_progress_bars():
         model.save_pretrained(folder)
-    finally:
-        from turnwise.learn.attention import NAME
-
-        model.set_attn_implementation(NAME)
-    tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,26 @@ def check_model(config: Any) -> None:
             raise ValueError(f"this model scales its logits ({name}), which is not supported yet")
 
 
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing over a run's own progress."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
 def load_model(path: str | Path) -> Any:
     """A causal language model from a folder, in float32."""
     from transformers import AutoModelForCausalLM
 
     if not Path(path).is_dir():
         raise ValueError(f'no model folder at {path}; save one there with save_pretrained, or set model.path = "tiny"')
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def load_tokenizer(path: str | Path) -> Any:

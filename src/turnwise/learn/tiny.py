@@ -39,7 +39,9 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTo
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int, seed: int) -> PreTrainedModel:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int, seed: int
+) -> PreTrainedModel:
     """A Qwen3 with random weights that knows the tokenizer's end token."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -55,7 +57,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, co
         head_dim=32,
         max_position_embeddings=max(context, 1024),
         tie_word_embeddings=True,
-        use_cache=False,
         initializer_range=hidden**-0.5,  # the usual 0.02 suits widths in the thousands and learns to copy late here
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -5,8 +5,10 @@ Letters: N tokens of the plan, U turns, K action tokens of all its turns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +62,6 @@ class Plan:
         counts = np.diff(np.append(firsts, len(lengths)))
         return [(int(lengths[first]), int(count)) for first, count in zip(firsts, counts, strict=True)]
 
-    def gather(self, per_turn: list[NDArray[np.floating]]) -> NDArray[np.floating]:
+    def gather(self, per_turn: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """[K] one number per action token from arrays per turn of the whole mini-batch."""
         return np.concatenate([per_turn[turn] for turn in self.turns]) if len(self.turns) else np.zeros(0, np.float32)

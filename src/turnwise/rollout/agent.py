@@ -40,7 +40,9 @@ class Attempt:
     retry: int = 0
 
     def noise(self, turn: int) -> int:
-        return seed_of(self.seed, self.split, self.task.dataset, self.task.id, self.visit, self.number, self.retry, turn)
+        return seed_of(
+            self.seed, self.split, self.task.dataset, self.task.id, self.visit, self.number, self.retry, turn
+        )
 
     @property
     def session(self) -> str:
@@ -64,12 +66,14 @@ async def attempt(
     record = Record()
     environment: Environment | None = None
     try:
-        async with asyncio.timeout(limits.attempt_seconds):
+        async with Clock(limits) as clock:
             environment = make()
-            record.status = await play(which, environment, engine, renderer, sampling, limits, record)
+            record.status = await play(which, environment, engine, renderer, sampling, limits, clock, record)
     except TimeoutError:
         record.status = Status.timed_out
-        log.warning("%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session)
+        log.warning(
+            "%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session
+        )
     except Exception as error:  # the one place where a failure becomes a failed trajectory
         record.status = Status.failed
         log.warning("%s failed: %s: %s", which.session, type(error).__name__, error)
@@ -77,6 +81,27 @@ async def attempt(
         if environment is not None:
             await close(which, environment, limits, record)
     return Trajectory(tuple(record.turns), record.status, record.outcome, record.marks)
+
+
+class Clock:
+    """The deadline of an attempt, drawn nearer while one of its calls is under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.now = asyncio.get_running_loop().time
+        self.turn_seconds = limits.turn_seconds
+        self.end = self.now() + limits.attempt_seconds
+        self.timeout = asyncio.timeout_at(self.end)
+
+    async def __aenter__(self) -> Clock:
+        await self.timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.timeout.__aexit__(*error)
+
+    def start_call(self) -> None:
+        """From now on the call that follows has its own deadline."""
+        self.timeout.reschedule(min(self.end, self.now() + self.turn_seconds))
 
 
 class Record:
@@ -100,10 +125,11 @@ async def play(
     renderer: Renderer,
     sampling: Sampling,
     limits: Limits,
+    clock: Clock,
     record: Record,
 ) -> Status:
     """Per turn: render the prompt, check the limits on that prompt, generate, step the environment, record."""
-    reply = await ask(limits, environment.open, which.task)
+    reply = await ask(clock, environment.open, which.task)
     record.pay(reply)
     messages = reply.history or reply.messages
     prompt = renderer.first(messages)
@@ -112,13 +138,12 @@ async def play(
         if room == 0:
             return Status.too_long if record.turns else Status.prompt_too_long
         call = replace(sampling, max_tokens=room, stop=(*sampling.stop, *reply.stop))
-        async with asyncio.timeout(limits.turn_seconds):
-            completion = await engine.generate(
-                prompt.tokens, call, session=which.session, seed=which.noise(len(record.turns))
-            )
+        seed = which.noise(len(record.turns))
+        clock.start_call()
+        completion = await engine.generate(prompt.tokens, call, session=which.session, seed=seed)
         said = renderer.said(completion.tokens)
         before = time.perf_counter()
-        reply = await ask(limits, environment.step, said)
+        reply = await ask(clock, environment.step, said)
         record.pay(reply)
         turn = recorded(prompt, completion, said, reply, time.perf_counter() - before)
         record.turns.append(turn)
@@ -144,10 +169,10 @@ def recorded(prompt: Prompt, completion: Completion, said: Message, reply: Reply
     )
 
 
-async def ask(limits: Limits, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Reply:
-    """The environment's answer, within the turn's deadline and checked to be one."""
-    async with asyncio.timeout(limits.turn_seconds):
-        answer = await call(method, *arguments)
+async def ask(clock: Clock, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Reply:
+    """The environment's answer, within the deadline of a call and checked to be one."""
+    clock.start_call()
+    answer = await call(method, *arguments)
     if not isinstance(answer, Reply):
         raise EnvironmentFailure(f"{method.__qualname__} must return a Reply, got {type(answer).__name__}")
     return answer
@@ -161,7 +186,7 @@ async def call(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call in a daemon thread of its own: one that never returns delays neither its deadline nor the end of the process."""
+    """Call in a daemon thread of its own: one that never returns delays neither its deadline nor the process's end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

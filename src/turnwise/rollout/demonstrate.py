@@ -1,4 +1,4 @@
-"""Demonstrations: attempts made by an environment's own expert, or read from a file, recorded by the same agent loop."""
+"""Demonstrations: attempts by an environment's own expert through the agent loop, or read from a file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
 from turnwise.rollout.agent import Attempt, attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
-from turnwise.engines.base import Sampling
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """Attempts in which every action is what the environment's `demonstrate(noise, random)` says."""
+    """Attempts in which every action is what the environment's `demonstrate(noise, random)` says, or nothing."""
 
     environments: Mapping[str, Callable[[], Environment]]
     renderer: Renderer
@@ -33,16 +33,22 @@ class Demonstrator:
     async def group(self, task: Task, visit: int) -> Group:
         """One demonstrated attempt; every visit to a task makes its mistakes elsewhere."""
         which = Attempt(self.seed, "demonstration", task, visit)
-        environment: Any = self.environments[task.dataset]()
         random = Random(which.noise(0))
+        environment: Any = None
+
+        def make() -> Environment:
+            nonlocal environment
+            environment = self.environments[task.dataset]()
+            return environment  # type: ignore[no-any-return]
+
         engine = ScriptedEngine(
-            lambda prompt, session, seed: environment.demonstrate(self.noise, random),
+            lambda prompt, session, seed: say(environment, self.noise, random),
             lambda text: self.renderer.encode(text).tolist(),
             end_token=self.renderer.end_token,
             logprob=UNKNOWN,
         )
         sampling = Sampling(max_tokens=self.limits.max_action_tokens)
-        made = await attempt(which, lambda: environment, engine, self.renderer, sampling, self.limits)
+        made = await attempt(which, make, engine, self.renderer, sampling, self.limits)
         if not made.status.counts:
             return Group(task, (), (made,))
         return Group(task, (made,))
@@ -50,6 +56,10 @@ class Demonstrator:
 
 def can_demonstrate(environment: object) -> bool:
     return callable(getattr(environment, "demonstrate", None))
+
+
+def say(environment: Any, noise: float, random: Random) -> str:
+    return str(environment.demonstrate(noise, random)) if can_demonstrate(environment) else ""
 
 
 def read_demonstrations(path: Path) -> list[Task]:

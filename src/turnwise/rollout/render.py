@@ -47,15 +47,24 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, history: str = "extend") -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise ValueError("the tokenizer has no chat template; set tokenizer.chat_template and save it with the model")
+            raise ValueError(
+                "the tokenizer has no chat template; set tokenizer.chat_template and save it with the model"
+            )
         self.tokenizer = tokenizer
         self.history = history
         self.end_token = end_token(tokenizer)
+        # The attempts of a group open alike, and environments repeat themselves.
+        self.opening = lru_cache(maxsize=1024)(self.render_opening)
         self.suffix_after_action = lru_cache(maxsize=4096)(self.render_suffix)
 
     def first(self, messages: Sequence[Message]) -> Prompt:
         """The prompt of a first turn."""
-        return Prompt(self.encode(self.render(messages)))
+        return self.opening(tuple(messages))
+
+    def render_opening(self, messages: tuple[Message, ...]) -> Prompt:
+        tokens = self.encode(self.render(messages))
+        tokens.flags.writeable = False
+        return Prompt(tokens)
 
     def next(self, before: Turn, messages: Sequence[Message], new: tuple[Message, ...], replaced: bool) -> Prompt:
         """The prompt after a turn: `messages` is everything to show, `new` what came since the action."""

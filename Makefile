@@ -1,0 +1,49 @@
+# make train      train the quickstart; ARGS="max_lag=2 seed=1 out=runs/x" are passed on
+# make test       the tests, in under ten minutes
+# make test-all   the slow ones too
+# make check      formatting, lint, types
+#
+# On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index:
+#   make train TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+RECIPE ?= recipes/quickstart.toml
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: train test test-all check format clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@echo "installing turnwise into $(VENV) (once; a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+train: $(VENV)/.base
+	@$(BIN)/turnwise train $(RECIPE) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

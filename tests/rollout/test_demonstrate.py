@@ -1,0 +1,184 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from acting import limits, renderer, run
+from turnwise.envs.base import Reply
+from turnwise.envs.hops import Hops
+from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
+from turnwise.types import Message, Status, Task
+
+TASKS = list(Hops.tasks("train", 0, count=6, links=(2, 3)))
+
+
+def demonstrator(make=Hops, noise=0.0, seed=0, **bounds):
+    return Demonstrator({"hops": make}, renderer(), limits(**bounds), seed, noise)
+
+
+def texts(group):
+    return [turn.said.content for trajectory in (*group.trajectories, *group.failed) for turn in trajectory.turns]
+
+
+def test_an_expert_succeeds_and_its_tokens_have_no_logprob():
+    for task in TASKS:
+        (made,) = run(demonstrator().group(task, 0)).trajectories
+        assert made.status is Status.finished and made.outcome == 1.0
+        assert len(made.turns) == task.data["links"] + 1
+        for turn in made.turns:
+            assert np.isnan(turn.logprobs).all() and turn.action[-1] == renderer().end_token
+            assert renderer().decode(turn.action[:-1]) == turn.said.content
+            assert turn.reward == 0.0 and math.isfinite(made.total)
+
+
+def test_mistakes_are_the_same_again_and_others_at_every_visit():
+    said = [
+        [texts(run(demonstrator(noise=0.5, seed=seed).group(task, visit))) for task in TASKS]
+        for seed, visit in ((0, 0), (0, 0), (0, 1), (1, 0))
+    ]
+    assert said[0] == said[1] and said[0] != said[2] and said[0] != said[3]
+    flawless = [texts(run(demonstrator().group(task, 0))) for task in TASKS]
+    assert said[0] != flawless
+    assert flawless == [texts(run(demonstrator(seed=1).group(task, 1))) for task in TASKS]
+
+
+def test_limits_hold_for_experts_too():
+    (made,) = run(demonstrator(max_turns=1).group(TASKS[0], 0)).trajectories
+    assert made.status is Status.too_many_turns
+    (made,) = run(demonstrator(max_action_tokens=3).group(TASKS[0], 0)).trajectories
+    assert {len(turn.action) for turn in made.turns} == {3}
+    group = run(demonstrator(max_prompt_tokens=5).group(TASKS[0], 0))
+    assert group.trajectories == () and group.failed[0].status is Status.prompt_too_long
+
+
+class Clueless(Hops):
+    def demonstrate(self, noise, random):
+        raise RuntimeError("no idea")
+
+
+class Dumb(Hops):
+    async def open(self, task):
+        return "nonsense"
+
+
+@pytest.mark.parametrize("make", [Clueless, Dumb])
+def test_an_expert_that_fails_is_a_failed_attempt(make):
+    group = run(demonstrator(make).group(TASKS[0], 0))
+    assert group.trajectories == () and [t.status for t in group.failed] == [Status.failed]
+
+
+@pytest.mark.xfail(strict=True, reason="demonstrate.py group: makes the environment outside of the attempt")
+def test_a_constructor_that_raises_is_a_failed_attempt():
+    def make():
+        raise RuntimeError("no server")
+
+    assert len(run(demonstrator(make).group(TASKS[0], 0)).failed) == 1
+
+
+def test_who_can_demonstrate():
+    class Cannot:
+        demonstrate = None
+
+    assert can_demonstrate(Hops()) and not can_demonstrate(Cannot()) and not can_demonstrate(Reply())
+
+
+# ---------------------------------------------------------------- conversations from a file
+
+
+def conversation(*pairs):
+    return json.dumps({"messages": [{"role": role, "content": content} for role, content in pairs]}, ensure_ascii=False)
+
+
+def written(tmp_path, *lines):
+    path = tmp_path / "talks.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+GOOD = conversation(("user", "hé"), ("assistant", "ho"))
+
+
+def test_conversations_become_tasks(tmp_path):
+    path = written(
+        tmp_path, GOOD, "", "   ", conversation(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    )
+    tasks = read_demonstrations(path)
+    assert [task.id for task in tasks] == ["talks.jsonl:1", "talks.jsonl:4"]
+    assert {task.dataset for task in tasks} == {"talks"}
+    assert tasks[0].data == {"messages": [["user", "hé"], ["assistant", "ho"]]}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("not json", "line 2: expected"),
+        ("[1, 2]", "line 2: expected"),
+        ('"text"', "line 2: expected"),
+        ("{}", "line 2: expected"),
+        ('{"messages": 3}', "line 2: expected"),
+        ('{"messages": "hello"}', "line 2: expected"),
+        ('{"messages": [{"role": "user"}]}', "line 2: expected"),
+        ('{"messages": [["user", "hi"]]}', "line 2: expected"),
+        (conversation(("user", "a"), ("assistant", None)), "line 2: expected"),
+        (conversation(("user", [{"type": "text"}]), ("assistant", "b")), "line 2: expected"),
+        ('{"messages": []}', "line 2: needs a message of the assistant"),
+        (conversation(("user", "a")), "line 2: needs a message of the assistant"),
+        (conversation(("assistant", "a"), ("user", "b")), "line 2: needs a message of the assistant"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_says_where(tmp_path, line, says):
+    with pytest.raises(ValueError, match=says) as raised:
+        read_demonstrations(written(tmp_path, GOOD, line))
+    assert "talks.jsonl" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match="cannot read demonstrations"):
+        read_demonstrations(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="cannot read demonstrations"):
+        read_demonstrations(tmp_path)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot read demonstrations"):
+        read_demonstrations(tmp_path / "binary.jsonl")
+    with pytest.raises(ValueError, match="holds no demonstrations"):
+        read_demonstrations(written(tmp_path, "", " "))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="demonstrate.py read_demonstrations: splitlines cuts lines at U+2028, U+0085 and others"
+)
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\u2029"])
+def test_separators_that_json_allows_in_a_string(tmp_path, separator):
+    (task,) = read_demonstrations(written(tmp_path, conversation(("user", f"a{separator}b"), ("assistant", "c"))))
+    assert task.data["messages"][0][1] == f"a{separator}b"
+
+
+def test_every_message_of_the_assistant_is_a_turn():
+    pairs = [
+        ("system", "be brief"),
+        ("user", "one"),
+        ("assistant", "1"),
+        ("user", "two"),
+        ("tool", "2?"),
+        ("assistant", "2"),
+        ("assistant", "and 3"),
+        ("user", "thanks"),
+    ]
+    group = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0))
+    (made,) = group.trajectories
+    assert made.status is Status.finished and made.outcome == 0.0 and group.failed == ()
+    assert [turn.said.content for turn in made.turns] == ["1", "2", "and 3"]
+    render = renderer()
+    messages = [Message(*pair) for pair in pairs]
+    for turn, place in zip(made.turns, (2, 5, 6), strict=True):
+        assert turn.prompt.tolist() == render.first(messages[:place]).tokens.tolist()
+        assert render.decode(turn.action) == messages[place].content + "<|im_end|>"
+        assert np.isnan(turn.logprobs).all() and turn.versions.tolist() == [0] * len(turn.action)
+
+
+def test_a_conversation_that_the_assistant_opens():
+    pairs = [("assistant", "hello"), ("user", "hi"), ("assistant", "how are you")]
+    (made,) = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0)).trajectories
+    assert [turn.said.content for turn in made.turns] == ["how are you"]
+    assert "hello<|im_end|>" in renderer().decode(made.turns[0].prompt)

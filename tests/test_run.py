@@ -1,0 +1,239 @@
+"""Whole runs: end to end, repeated, interrupted, resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
+from turnwise import run
+from turnwise.runs.archive import archived_steps, read_step
+from turnwise.runs.checkpoint import latest_checkpoint
+from turnwise.runs.folder import RunFolder
+from turnwise.schedule.take import RunStopped
+from turnwise.types import turns_of
+
+
+def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path)
+    summary = train(recipe)
+    folder = RunFolder.open(recipe.out)
+    assert summary == json.loads(folder.summary.read_text())
+    assert set(summary) == {"before", "after", "seconds", "updates", "lag_max"}
+    assert set(summary["before"]) == set(summary["after"]) == {"sampled", "greedy"}
+    assert summary["updates"] == 4
+    assert summary["lag_max"] == 0
+    assert folder.curve.read_bytes().startswith(b"\x89PNG")
+    lines = untimed(folder.metrics)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[0]["eval/sampled/attempts"] == 16
+    assert lines[2]["eval/sampled/attempts"] == 8
+    assert archived_steps(folder.archive) == [1, 2, 3, 4]
+    assert latest_checkpoint(folder.checkpoints).step == 4
+
+
+def test_engine_and_learner_agree_on_every_step(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path)
+    train(recipe)
+    gaps = [line["gap/max"] for line in untimed(RunFolder.open(recipe.out).metrics)[1:]]
+    assert len(gaps) == 4
+    assert max(gaps) <= 1e-5
+
+
+def test_the_archive_holds_what_was_trained(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path)
+    train(recipe)
+    folder = RunFolder.open(recipe.out)
+    line = untimed(folder.metrics)[3]
+    records = read_step(folder.archive / "step-000003.parquet")
+    turns = list(turns_of([record.group for record in records]))
+    assert len(turns) == line["turn/count"]
+    assert all((turn.versions == 2).all() for turn in turns)
+    weights = np.concatenate([weight for record in records for weight in record.weights])
+    assert weights.sum() == pytest.approx(1.0, abs=1e-5)
+    for record in records:
+        totals = [trajectory.total for trajectory in record.group.trajectories]
+        trained = any(np.any(credit != 0) for credit in record.credit)
+        assert trained == (max(totals) != min(totals))
+
+
+def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path: Path) -> None:
+    first, second = micro_recipe(tmp_path), micro_recipe(tmp_path, f"out={tmp_path / 'again'}")
+    train(first)
+    train(second)
+    assert untimed(Path(first.out) / "metrics.jsonl") == untimed(Path(second.out) / "metrics.jsonl")
+    other = micro_recipe(tmp_path, f"out={tmp_path / 'other'}", "seed=1")
+    train(other)
+    assert untimed(Path(first.out) / "metrics.jsonl") != untimed(Path(other.out) / "metrics.jsonl")
+
+
+def test_more_mini_batches_and_epochs_score_old_logprobs_once(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "groups_per_update=2", "epochs=2", "loss.anchor=learner", "steps=2")
+    summary = train(recipe)
+    assert summary["updates"] == 2 * 2 * 2
+    assert summary["seconds"]["score"] > 0
+
+
+def test_several_environments_are_mixed(tmp_path: Path) -> None:
+    text = (tmp_path / "micro.toml") if False else micro_toml(tmp_path)
+    mixed = text.read_text().replace("[rollout]", '[[env]]\nname = "guess"\nweight = 3.0\n[rollout]', 1)
+    text.write_text(mixed)
+    from turnwise.config import load_recipe
+
+    recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "steps=2"])
+    train(recipe)
+    records = [r for step in (1, 2) for r in read_step(tmp_path / "run" / "archive" / f"step-{step:06d}.parquet")]
+    datasets = [record.group.task.dataset for record in records]
+    assert datasets.count("guess") == 6
+    assert datasets.count("hops") == 2
+    assert "success/guess" in untimed(tmp_path / "run" / "metrics.jsonl")[1]
+
+
+def test_lag_overlaps_and_stays_within_its_bound(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "max_lag=2", "steps=6")
+    summary = train(recipe)
+    assert 1 <= summary["lag_max"] <= 2
+    for line in untimed(RunFolder.open(recipe.out).metrics)[1:]:
+        assert line["lag/max"] <= 2
+
+
+def test_bfloat16_trains_with_float32_master_weights(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "model.dtype=bfloat16", "steps=2", "loss.anchor=learner")
+    train(recipe)
+    lines = untimed(RunFolder.open(recipe.out).metrics)[1:]
+    assert all(0 < line["gap/mean"] < 0.1 for line in lines)
+    assert all(np.isfinite(line["loss"]) for line in lines)
+
+
+def test_a_stopped_run_resumes_to_the_same_metrics(tmp_path: Path) -> None:
+    whole, parts = micro_recipe(tmp_path), micro_recipe(tmp_path, f"out={tmp_path / 'parts'}")
+    train(whole)
+    stop = asyncio.Event()
+
+    class Stopper(SilentScreen):
+        def show(self, done: int, metrics: object) -> None:
+            if "warm" not in self.what and done == 3:
+                stop.set()
+
+    assert asyncio.run(run.start(parts, Stopper(), stop)) is None
+    assert latest_checkpoint(RunFolder.open(parts.out).checkpoints).step == 3
+    summary = resume(Path(parts.out))
+    assert summary["updates"] == 4
+    assert untimed(Path(whole.out) / "metrics.jsonl") == untimed(Path(parts.out) / "metrics.jsonl")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path)
+    train(recipe)
+    before = (Path(recipe.out) / "metrics.jsonl").read_bytes()
+    assert resume(Path(recipe.out))["updates"] == 4
+    assert (Path(recipe.out) / "metrics.jsonl").read_bytes() == before
+
+
+KILLED = """
+import sys; sys.path.insert(0, {tests!r})
+from pathlib import Path
+from running import micro_recipe, train, resume
+if {resume}: resume(Path({out!r}))
+else: train(micro_recipe(Path({folder!r}), "out={out}"))
+"""
+
+
+def killed_at(folder: Path, out: Path, lines: int) -> None:
+    """Start a run in a process of its own and kill it once its metrics have so many lines."""
+    tests = str(Path(__file__).parent)
+    code = KILLED.format(tests=tests, resume=out.exists(), out=str(out), folder=str(folder))
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    metrics = out / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.002)
+    process.wait()
+
+
+@pytest.mark.parametrize("kills", [(2, 4), pytest.param((1, 2, 3, 4, 5), marks=pytest.mark.slow)])
+def test_kill_9_and_resume_gives_the_same_metrics(tmp_path: Path, kills: tuple[int, ...]) -> None:
+    whole = micro_recipe(tmp_path)
+    train(whole)
+    out = tmp_path / "killed"
+    for lines in kills:
+        killed_at(tmp_path, out, lines)
+    resume(out)
+    assert untimed(Path(whole.out) / "metrics.jsonl") == untimed(out / "metrics.jsonl")
+    assert archived_steps(out / "archive") == [1, 2, 3, 4]
+
+
+class AlwaysRaises:
+    """An environment that never opens."""
+
+    @staticmethod
+    def tasks(split: str, seed: int, count: int = 8):
+        from turnwise.envs.split import draw_tasks
+
+        return draw_tasks("broken", split, count, seed, lambda random: {"n": random.getrandbits(30)})
+
+    async def open(self, task):
+        raise RuntimeError("the sandbox is down")
+
+    async def step(self, message):
+        raise AssertionError
+
+    async def close(self):
+        return None
+
+
+def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    text = micro_toml(tmp_path)
+    broken = text.read_text().replace('name = "hops"', 'name = "test_run:AlwaysRaises"')
+    text.write_text(broken.replace("tasks = { count = 64, links = [1, 2] }", "").replace("updates = 4", "updates = 0"))
+    from turnwise.config import load_recipe
+
+    recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "dropped_limit=8"])
+    with pytest.raises(RunStopped, match="8 groups in a row were dropped.*failed.*checkpoint"):
+        train(recipe)
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints").step == 0
+
+
+def test_non_finite_updates_stop_the_run_after_a_few_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = micro_recipe(tmp_path, "steps=9")
+    import turnwise.learn.losses as losses
+
+    def poisoned(logprobs, old, advantages, **_):
+        return logprobs * float("nan"), {}
+
+    monkeypatch.setitem(losses.LOSSES, "ppo_clip", poisoned)
+    with pytest.raises(RunStopped, match="3 updates in a row"):
+        train(recipe)
+    lines = untimed(tmp_path / "run" / "metrics.jsonl")
+    assert [line["skipped"] for line in lines[1:]] == [1.0, 1.0, 1.0]
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints").step == 3
+
+
+def test_a_prompt_longer_than_the_context_is_counted_and_stops_with_advice(tmp_path: Path) -> None:
+    recipe = micro_recipe(
+        tmp_path, "rollout.max_prompt_tokens=5", "rollout.max_trajectory_tokens=9", "dropped_limit=8", "sft.updates=0"
+    )
+    with pytest.raises(RunStopped, match="prompt_too_long"):
+        train(recipe)
+    assert untimed(tmp_path / "run" / "metrics.jsonl")[0]["eval/sampled/status/prompt_too_long"] == 16
+
+
+def test_the_warm_start_is_made_once(tmp_path: Path) -> None:
+    train(micro_recipe(tmp_path))
+    screen = SilentScreen()
+    train(micro_recipe(tmp_path, f"out={tmp_path / 'second'}"), screen)
+    assert screen.said[0].startswith("warm start: from")
+    assert not list((tmp_path / "cache").glob("*.partial*"))
