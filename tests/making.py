@@ -4,11 +4,15 @@ import math
 from types import MethodType
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
 
 VOCABULARY = 64
+
+few = settings(max_examples=50, deadline=None)
+"""For properties of cheap functions; without a deadline, because machines are shared."""
 
 
 def make_turn(prompt, action, *, reward=0.0, logprobs=None, version=0, **fields):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from making import make_model
+from making import few, make_model
 from turnwise import config
 from turnwise.config import (
     Choice,
@@ -42,7 +42,7 @@ def small(tmp_path):
 
 def complaint(call, *arguments):
     """The message of the ValueError a call raises, which has to be one line."""
-    with pytest.raises(ValueError, match="^.+$") as caught:
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
         call(*arguments)
     assert type(caught.value) is ValueError, "a pydantic error would print many lines"
     message = str(caught.value)
@@ -151,6 +151,7 @@ def test_out_must_be_a_string(small, value):
         load_recipe(small)
 
 
+@few
 @given(st.sampled_from(sorted(Recipe.model_fields)), st.data())
 def test_a_slip_of_the_finger_finds_the_name_again(name, data):
     place = data.draw(st.integers(0, len(name) - 1))
@@ -215,6 +216,7 @@ def test_a_wrong_override_is_one_line(small, override, message):
     assert message in complaint(load_recipe, small, [override])
 
 
+@few
 @given(st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False)))
 def test_an_override_is_read_as_toml(value):
     text = str(value).lower() if isinstance(value, bool) else repr(value)

@@ -200,7 +200,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_p
     from turnwise.config import load_recipe
 
     recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "dropped_limit=8"])
-    with pytest.raises(RunStopped, match="8 groups in a row were dropped.*failed.*checkpoint"):
+    with pytest.raises(RunStopped, match=r"8 groups in a row were dropped.*failed.*checkpoint"):
         train(recipe)
     assert latest_checkpoint(tmp_path / "run" / "checkpoints").step == 0
 

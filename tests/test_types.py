@@ -5,10 +5,10 @@ from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from making import group_lists, make_trajectory, make_turn, make_turns, trajectories
+from making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
 from turnwise.types import (
     Group,
     Message,
@@ -321,6 +321,7 @@ def test_a_prompt_shorter_than_the_turn_before_does_not_extend_it():
     assert extends(make_turn([1, 2, 3, 4, 5], [7]), make_turn([1, 2, 3], [4, 5]))
 
 
+@few
 @given(trajectories(max_turns=5), trajectories(max_turns=3))
 def test_packed_tokens_give_every_turn_back(one, other):
     turns = (*one.turns, *other.turns)
@@ -365,7 +366,7 @@ def test_a_growing_trajectory_of_64_turns_pickles_within_1_2_of_its_unique_bytes
 
 
 @pytest.mark.parametrize("remake", [remake_by_pickle, copy.copy, copy.deepcopy])
-@settings(max_examples=25)
+@few
 @given(group_lists(min_groups=1, max_groups=1, max_turns=5), st.sampled_from(DO_NOT_COUNT))
 def test_groups_survive_pickle_and_copies(remake, groups, status):
     lost = Trajectory((), status, 0.5, {"mark": 1.0})

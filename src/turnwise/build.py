@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
-import inspect
+import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -85,14 +85,23 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
     for entry in recipe.env:
         found = environment_class(entry.name)
         arguments = config.check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, ("self", "split", "seed"))
-        if count is not None and "count" in inspect.signature(found.tasks).parameters:
-            arguments["count"] = count
         made = islice(found.tasks(split, recipe.seed if split == "train" else 0, **arguments), count)
-        tasks = [Task(task.id, entry.label, task.data) for task in made]
+        tasks = [checked(task, entry.label) for task in made]
         if not tasks:
             raise ValueError(f"{entry.label} has no {split} tasks")
         datasets[entry.label] = tasks
     return datasets
+
+
+def checked(task: Task, dataset: str) -> Task:
+    """The task under its dataset's name, once its data is known to be JSON: the archive will have to write it."""
+    if not isinstance(task, Task):
+        raise ValueError(f"{dataset}: tasks must be Task values, got {type(task).__name__}")
+    try:
+        json.dumps(task.data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{dataset}: the data of task {task.id} is not JSON: {error}") from None
+    return Task(task.id, dataset, task.data)
 
 
 def task_order(recipe: Recipe, datasets: Mapping[str, list[Task]]) -> TaskOrder:
@@ -174,6 +183,9 @@ class Parts:
 def check(recipe: Recipe) -> None:
     """Refuse, before anything heavy, names that do not exist and settings that would be ignored."""
     environment_makers(recipe)
+    if recipe.model.path != "tiny" and not Path(recipe.model.path).is_dir():
+        where = recipe.model.path
+        raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
     config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
     config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     config.choose("filter", recipe.filter, FILTERS, ("group",))
@@ -193,14 +205,19 @@ def check(recipe: Recipe) -> None:
 
 def split_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     """(anchor, arguments of the loss function)."""
-    choice = recipe.loss.model_copy(update={})
-    arguments = choice.arguments
-    anchor = arguments.pop("anchor", "learner")
+    arguments = recipe.loss.arguments
+    anchor = arguments.pop("anchor", "engine")
     if anchor not in ("learner", "engine"):
         raise ValueError(
             f'loss.anchor = {anchor!r}: write "learner" (scored before the update) or "engine" (as sampled)'
         )
-    named = config.Choice(name=choice.name, **arguments)
+    named = config.Choice(name=recipe.loss.name, **arguments)
+    if anchor == "learner" and recipe.updates_per_step == 1 and (arguments or recipe.max_lag):
+        ignored = "max_lag" if recipe.max_lag else f"loss.{next(iter(arguments))}"
+        raise ValueError(
+            f'{ignored} would be ignored: with loss.anchor = "learner" the ratio of a step\'s only update is 1; '
+            'set loss.anchor = "engine", or more updates by groups_per_update or epochs'
+        )
     return anchor, config.choose("loss", named, LOSSES, ("logprobs", "old", "advantages"))
 
 

@@ -145,7 +145,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise import build
+    from turnwise import build, run
     from turnwise.evaluate import evaluate
 
     recipe, path = model_to_evaluate(chosen)
@@ -154,7 +154,10 @@ def eval_command(chosen: argparse.Namespace) -> int:
     screen = open_screen()
 
     async def work() -> dict[str, Any]:
-        model, tokenizer = await build.model_and_tokenizer(recipe, path)
+        if path is None:
+            model, tokenizer = await run.warm_model(recipe, screen, {}, asyncio.Event())
+        else:
+            model, tokenizer = await build.model_and_tokenizer(recipe, path)
         parts = build.build(recipe, model, tokenizer)
         tasks = [t for ts in build.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
         found = {}

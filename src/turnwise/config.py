@@ -186,7 +186,7 @@ class Sft(Section):
     updates: int = Field(0, ge=0)
     """Optimizer steps of the warm start; 0 trains from the model as it is."""
     demonstrations: int = Field(2048, ge=1)
-    """Demonstrated attempts per environment, before epochs."""
+    """Tasks per environment that are demonstrated; met again, each has its mistakes elsewhere."""
     data: str = ""
     """JSON lines with {"messages": [...]} to learn from; empty asks the environments to demonstrate."""
     noise: float = Field(0.0, ge=0, le=1)

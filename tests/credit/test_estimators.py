@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import group_lists, make_group, make_trajectory
+from making import few, group_lists, make_group, make_trajectory
 from turnwise.credit.estimators import ESTIMATORS, centre, grpo, imitate, reinforce, rloo
 from turnwise.types import Group, Task, turns_of
 
@@ -69,6 +69,7 @@ def by_attempt(groups, credit):
 
 
 @pytest.mark.parametrize(("estimate", "obvious"), PAIRS)
+@few
 @given(groups=group_lists())
 def test_estimators_equal_their_definition_on_every_token(estimate, obvious, groups):
     if estimate is reinforce and not groups:
@@ -146,6 +147,7 @@ def test_failed_attempts_do_not_enter_the_statistics():
 
 
 @pytest.mark.parametrize("estimate", [*ALL, dr_grpo])
+@few
 @given(groups=group_lists(min_groups=1), data=st.data())
 def test_the_order_of_groups_only_orders_the_credit(estimate, groups, data):
     order = data.draw(st.permutations(range(len(groups))))
@@ -180,6 +182,7 @@ def test_a_group_without_attempts_gives_none():
         assert len(estimate([Group(Task("a", "b"), ()), make_group([0.0, 1.0])], {})) == 2
 
 
+@few
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
 def test_centred_totals_have_no_mean(totals):
     found = centre(np.array(totals))

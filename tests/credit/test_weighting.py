@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import group_lists, make_group, make_trajectory, make_turn
+from making import few, group_lists, make_group, make_trajectory, make_turn
 from turnwise.credit.weighting import WEIGHTINGS, token_mean, trajectory_mean
 from turnwise.types import Group, Task, Trajectory, turns_of
 
@@ -13,6 +13,7 @@ def flat(weights):
 
 
 @pytest.mark.parametrize("weigh", WEIGHTINGS.values())
+@few
 @given(groups=group_lists())
 def test_weights_sum_to_one_and_lie_on_action_tokens(weigh, groups):
     weights = weigh(groups)
@@ -23,12 +24,14 @@ def test_weights_sum_to_one_and_lie_on_action_tokens(weigh, groups):
         assert everything.sum() == pytest.approx(1.0, abs=1e-12)
 
 
+@few
 @given(groups=group_lists(min_groups=1))
 def test_token_mean_gives_every_token_the_same(groups):
     everything = flat(token_mean(groups))
     assert set(everything.tolist()) <= {1.0 / max(1, len(everything))}
 
 
+@few
 @given(groups=group_lists(min_groups=1))
 def test_trajectory_mean_gives_every_attempt_with_tokens_the_same(groups):
     remaining = iter(trajectory_mean(groups))
@@ -51,6 +54,7 @@ def split_turn(trajectory, which, place):
 
 
 @pytest.mark.parametrize("weigh", WEIGHTINGS.values())
+@few
 @given(groups=group_lists(min_groups=1, min_action=1), data=st.data())
 def test_splitting_a_turn_in_two_changes_no_weight(weigh, groups, data):
     group = groups[0]

@@ -46,7 +46,8 @@ def test_noise_does_not_depend_on_what_else_is_asked():
 
 def test_noise_is_uniform_in_zero_to_one():
     values = grid(400, 250).ravel()
-    assert values.min() >= 0 and values.max() < 1
+    assert values.min() >= 0
+    assert values.max() < 1
     counts = np.histogram(values, 100, (0, 1))[0]
     chi_square = ((counts - 1000) ** 2 / 1000).sum()
     assert 50 < chi_square < 160  # 99 degrees of freedom: mean 99, std 14

@@ -74,7 +74,8 @@ def test_temperature_zero_takes_the_likeliest_for_certain():
     logits = torch.randn(64, 30)
     noise = torch.linspace(0, LAST, 64, dtype=torch.float64)
     tokens, logprobs = draw(logits, Shape(torch.zeros(64), None, None), noise)
-    assert torch.equal(tokens, logits.argmax(-1)) and (logprobs == 0).all()
+    assert torch.equal(tokens, logits.argmax(-1))
+    assert (logprobs == 0).all()
 
 
 def test_every_row_has_its_own_shape():
@@ -114,7 +115,8 @@ def test_any_logits_give_a_token_of_the_distribution(values, noise, temperature,
     shape = Shape(column(temperature), column(top_p), column(top_k))
     tokens, logprobs = draw(logits, shape, torch.tensor([noise], dtype=torch.float64))
     assert 0 <= int(tokens[0]) < len(values)
-    assert torch.isfinite(logprobs).all() and float(logprobs[0]) <= 0
+    assert torch.isfinite(logprobs).all()
+    assert float(logprobs[0]) <= 0
     if top_k == 1:
         assert values[int(tokens[0])] == max(values)
 

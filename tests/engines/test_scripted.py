@@ -21,9 +21,11 @@ def ask(engine, prompt=(5, 6), max_tokens=100, session="s", seed=7):
 def test_it_says_the_script_and_an_end_token():
     said = ask(engine(lambda prompt, session, seed: f"{prompt.tolist()}{session}{seed}", logprob=-0.25))
     assert "".join(map(chr, said.tokens[:-1])) == "[5, 6]s7"
-    assert said.tokens[-1] == 2 and said.stop is StopReason.end_token
+    assert said.tokens[-1] == 2
+    assert said.stop is StopReason.end_token
     assert said.logprobs.tolist() == [-0.25] * len(said.tokens)
-    assert said.tokens.dtype == np.int32 and said.logprobs.dtype == np.float32
+    assert said.tokens.dtype == np.int32
+    assert said.logprobs.dtype == np.float32
 
 
 def test_a_script_may_take_its_time():
@@ -80,4 +82,5 @@ def test_the_unknown_logprob_is_not_a_number():
 def test_stop_strings_end_what_is_said():
     sampling = Sampling(100, stop=("</a>",))
     said = run(engine(lambda *_: "x</a> and more").generate(np.array([1]), sampling, session="s", seed=0))
-    assert "".join(map(chr, said.tokens)) == "x</a>" and said.stop is StopReason.stop_string
+    assert "".join(map(chr, said.tokens)) == "x</a>"
+    assert said.stop is StopReason.stop_string

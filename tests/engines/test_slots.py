@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import copy
 import threading
 
@@ -68,7 +69,8 @@ def test_logprobs_are_those_of_a_full_forward_for_ragged_requests(kind, num_slot
         )
 
     for i, (prompt, completion) in enumerate(zip(asked, run(all_of_them()), strict=True)):
-        assert len(completion.tokens) == 3 + 4 * i and completion.stop is StopReason.length
+        assert len(completion.tokens) == 3 + 4 * i
+        assert completion.stop is StopReason.length
         check(model, prompt, completion, temperature=0.6 + 0.2 * i)
 
 
@@ -100,7 +102,7 @@ def test_sessions_reuse_their_prefix_and_stay_exact(kind):
 
 
 def test_any_mixture_of_histories_is_exact():
-    """Prompts that extend, branch off or repeat earlier sequences, in waves larger than the slots, with loads between."""
+    """Prompts that extend, branch off or repeat earlier ones, in waves larger than the slots, with a load between."""
     models = [tiny_model(seed=seed) for seed in range(2)]
     engine = slot_engine(served(models[0]), slots=3, run=inline)
     random = np.random.default_rng(1)
@@ -154,7 +156,8 @@ def test_a_run_repeats_to_the_bit():
     model = tiny_model()
     first, second = (run(together(slot_engine(served(model), slots=2), prompts(12, 3, 30), 20)) for _ in range(2))
     for one, other in zip(first, second, strict=True):
-        assert one.tokens.tobytes() == other.tokens.tobytes() and one.logprobs.tobytes() == other.logprobs.tobytes()
+        assert one.tokens.tobytes() == other.tokens.tobytes()
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
 
 
 def test_the_seed_decides_what_is_sampled():
@@ -168,7 +171,9 @@ def test_the_seed_decides_what_is_sampled():
         ]
 
     first, second, again, last = run(four())
-    assert first == again and first != second and last not in (first, second)
+    assert first == again
+    assert first != second
+    assert last not in (first, second)
 
 
 def test_greedy_takes_the_likeliest_token_beside_sampled_neighbours():
@@ -186,7 +191,8 @@ def test_greedy_takes_the_likeliest_token_beside_sampled_neighbours():
     whole = torch.from_numpy(np.concatenate([prompt, greedy.tokens]).astype(np.int64))[None]
     with torch.inference_mode():
         likeliest = model(input_ids=whole).logits[0, len(prompt) - 1 : -1].argmax(-1)
-    assert greedy.tokens.tolist() == likeliest.tolist() and (greedy.logprobs == 0).all()
+    assert greedy.tokens.tolist() == likeliest.tolist()
+    assert (greedy.logprobs == 0).all()
     check(model, other, sampled, 0.7)
 
 
@@ -247,7 +253,7 @@ def recite(text, *, max_tokens=200, stop=(), context=400, prompt="p:", num=1):
     """What an engine gives whose model says `text`, then other bytes; the end token is written \\x00."""
     tokenizer = byte_tokenizer()
     end = tokenizer.eos_token_id
-    encode = lambda part: tokenizer(part, add_special_tokens=False)["input_ids"]  # noqa: E731
+    encode = lambda part: tokenizer(part, add_special_tokens=False)["input_ids"]
     script = encode(prompt) + [token for part in text.split("\x00") for token in [*encode(part), end]][:-1]
     model = Parrot([*script, *encode("~" * 300)], len(tokenizer))
     engine = slot_engine(model, context=context, end_tokens=[end], decode=tokenizer.decode, slots=2)
@@ -264,24 +270,27 @@ def recite(text, *, max_tokens=200, stop=(), context=400, prompt="p:", num=1):
 
 def test_an_end_token_ends_the_action_and_is_part_of_it():
     text, completion = recite("done\x00more")
-    assert text == "done<|im_end|>" and completion.stop is StopReason.end_token
+    assert text == "done<|im_end|>"
+    assert completion.stop is StopReason.end_token
 
 
 def test_an_end_token_at_the_limit_is_an_end_token():
     _, completion = recite("done\x00more", max_tokens=5)
-    assert len(completion.tokens) == 5 and completion.stop is StopReason.end_token
+    assert len(completion.tokens) == 5
+    assert completion.stop is StopReason.end_token
 
 
 def test_an_end_token_in_the_prompt_ends_nothing():
     tokenizer = byte_tokenizer()
-    text, completion = recite("ab\x00", prompt=f"x{tokenizer.eos_token}y")
+    text, _ = recite("ab\x00", prompt=f"x{tokenizer.eos_token}y")
     assert text == "ab<|im_end|>"
 
 
 @pytest.mark.parametrize(("max_tokens", "context", "size"), [(7, 400, 7), (1, 400, 1), (200, 12, 10), (200, 3, 1)])
 def test_limits_end_the_action(max_tokens, context, size):
     text, completion = recite("a long story", max_tokens=max_tokens, context=context)
-    assert text == "a long story"[:size] and completion.stop is StopReason.length
+    assert text == "a long story"[:size]
+    assert completion.stop is StopReason.length
 
 
 @pytest.mark.parametrize(
@@ -300,12 +309,14 @@ def test_limits_end_the_action(max_tokens, context, size):
 )
 def test_a_stop_string_ends_the_action_with_the_token_that_completes_it(said, stop, kept):
     text, completion = recite(said, stop=stop, num=3)
-    assert text == kept and completion.stop is StopReason.stop_string
+    assert text == kept
+    assert completion.stop is StopReason.stop_string
 
 
 def test_a_stop_string_does_not_begin_in_the_prompt():
     text, completion = recite("er> x </answer>", stop=("</answer>",), prompt="say </answ")
-    assert text == "er> x </answer>" and completion.stop is StopReason.stop_string
+    assert text == "er> x </answer>"
+    assert completion.stop is StopReason.stop_string
 
 
 def test_a_stop_string_at_the_limit_is_a_stop_string():
@@ -320,7 +331,8 @@ def test_a_stop_string_within_a_token_of_many_letters():
     words = ["go", " left</", "stop> now", "!"]
     engine = slot_engine(Parrot([0, 0, 1, 2, 3, 3], 4), decode=lambda tokens: "".join(words[t] for t in tokens))
     completion = run(engine.generate(np.array([0]), Sampling(5, stop=("</stop>",)), session="s", seed=0))
-    assert completion.tokens.tolist() == [0, 1, 2] and completion.stop is StopReason.stop_string
+    assert completion.tokens.tolist() == [0, 1, 2]
+    assert completion.stop is StopReason.stop_string
 
 
 @pytest.mark.xfail(
@@ -356,11 +368,14 @@ def test_abort_returns_what_was_sampled():
         return aborted, await calls[1]
 
     (running, *waiting), other = run(scene())
-    assert running.stop is StopReason.abort and 5 <= len(running.tokens) < 80
+    assert running.stop is StopReason.abort
+    assert 5 <= len(running.tokens) < 80
     check(model, asked[0], running)
     for completion in waiting:
-        assert completion.stop is StopReason.abort and len(completion.tokens) == 0
-    assert other.stop is StopReason.length and len(other.tokens) == 80
+        assert completion.stop is StopReason.abort
+        assert len(completion.tokens) == 0
+    assert other.stop is StopReason.length
+    assert len(other.tokens) == 80
     check(model, asked[1], other)
 
 
@@ -374,7 +389,8 @@ def test_abort_before_the_first_step():
         return await call
 
     completion = run(scene())
-    assert completion.stop is StopReason.abort and len(completion.tokens) <= 2
+    assert completion.stop is StopReason.abort
+    assert len(completion.tokens) <= 2
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
@@ -403,7 +419,8 @@ def test_cancelled_callers_free_their_slots_and_others_go_on(in_thread):
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [True, False, True, False, False, True]
     for i in (1, 3, 4):
         check(model, asked[i], results[i])
-    assert not engine.model.requests and not engine.model.waiting
+    assert not engine.model.requests
+    assert not engine.model.waiting
 
 
 def test_a_deadline_on_a_call_is_a_cancelled_caller():
@@ -432,7 +449,8 @@ def test_nothing_is_sampled_while_paused():
         await engine.pause()
         before = engine.model.sampled_tokens
         await asyncio.sleep(0.05)
-        assert engine.model.sampled_tokens == before and not calls.done()
+        assert engine.model.sampled_tokens == before
+        assert not calls.done()
         await engine.resume()
         done = await calls
         await engine.close()
@@ -465,10 +483,8 @@ def test_a_stray_resume_harms_nobody():
     async def scene():
         call = asyncio.create_task(engine.generate(prompts(5)[0], Sampling(60), session="a", seed=0))
         await until(engine.lock.locked)
-        try:
+        with contextlib.suppress(RuntimeError):
             await engine.resume()
-        except RuntimeError:
-            pass
         try:
             return await asyncio.wait_for(call, 1.0)
         finally:
@@ -508,9 +524,11 @@ def test_a_load_in_flight_shows_in_the_versions_and_nothing_stops(kind):
 
     *in_flight, queued = run(scene())
     for prompt, completion in zip(asked, in_flight, strict=False):
-        assert len(completion.tokens) == 60 and completion.stop is StopReason.length
+        assert len(completion.tokens) == 60
+        assert completion.stop is StopReason.length
         num_old = int((completion.versions == 0).sum())
-        assert completion.versions.tolist() == [0] * num_old + [7] * (60 - num_old) and 0 < num_old < 60
+        assert completion.versions.tolist() == [0] * num_old + [7] * (60 - num_old)
+        assert 0 < num_old < 60
         expected = continued_logprobs(old, new, prompt, completion, num_old)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
     assert (queued.versions == 7).all()
@@ -615,7 +633,7 @@ def test_a_load_that_lacks_tensors_is_refused_and_changes_nothing():
     prompt = prompts(9)[0]
 
     async def scene():
-        with pytest.raises(EngineFailure, match="lm_head.weight"):
+        with pytest.raises(EngineFailure, match="lm_head"):
             await engine.load(weights, 1)
         return await engine.generate(prompt, Sampling(6), session="a", seed=0)
 
@@ -654,7 +672,8 @@ def test_a_failing_forward_fails_the_calls_in_flight_and_no_others(in_thread):
 
     failed, after = run(scene())
     for error in failed:
-        assert isinstance(error, EngineFailure) and "out of memory" in str(error)
+        assert isinstance(error, EngineFailure)
+        assert "out of memory" in str(error)
     for prompt, completion in zip(asked, after, strict=True):
         check(model, prompt, completion)
 
@@ -718,7 +737,8 @@ def test_the_longest_prompt_has_room_for_one_token():
     engine = slot_engine(served(model))
     prompt = prompts(CONTEXT - 1)[0]
     completion = run(engine.generate(prompt, Sampling(5), session="a", seed=0))
-    assert len(completion.tokens) == 1 and completion.stop is StopReason.length
+    assert len(completion.tokens) == 1
+    assert completion.stop is StopReason.length
     check(model, prompt, completion)
 
 
@@ -738,17 +758,19 @@ def test_close_fails_what_is_in_flight(in_thread):
 
     results, tasks = run(scene())
     assert all(isinstance(result, EngineFailure) and "closed" in str(result) for result in results)
-    assert "slot engine" not in tasks and not engine.model.busy
+    assert "slot engine" not in tasks
+    assert not engine.model.busy
 
 
 def test_closing_an_engine_that_served_nobody():
     run(slot_engine(served(tiny_model())).close())
 
 
-@pytest.mark.xfail(strict=True, reason="cache.py __call__: float32 keys do not go into a bfloat16 cache under autocast")
-def test_bfloat16_samples_close_to_float32():
-    model = tiny_model()
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_samples_close_to_float32(kind):
+    model = tiny_model(kind)
     engine = slot_engine(served(model), dtype=torch.bfloat16)
     prompt = prompts(10)[0]
     completion = run(engine.generate(prompt, Sampling(10), session="a", seed=0))
-    assert np.abs(completion.logprobs - full_logprobs(model, prompt, completion.tokens)).mean() < 0.2
+    gap = np.abs(completion.logprobs - full_logprobs(model, prompt, completion.tokens))
+    assert 1e-4 < gap.mean() < 0.1

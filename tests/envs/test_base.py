@@ -28,7 +28,8 @@ def test_sequences_become_tuples():
     reply = Reply(messages, history=messages, stop=stop)
     messages.append(SOME)
     stop.append("x")
-    assert reply.messages == reply.history == (SOME,) and reply.stop == ("</a>",)
+    assert reply.messages == reply.history == (SOME,)
+    assert reply.stop == ("</a>",)
     assert Reply(message for message in messages).messages == (SOME, SOME)
 
 

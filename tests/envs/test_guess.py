@@ -44,7 +44,8 @@ def test_the_expert_always_succeeds():
     for split in ("train", "heldout"):
         for task in Guess.tasks(split, 7, count=40, high=60):
             (made,) = run(expert.group(task, 0)).trajectories
-            assert made.status is Status.finished and made.outcome == 1.0
+            assert made.status is Status.finished
+            assert made.outcome == 1.0
             assert made.marks["guesses"] == len(made.turns)
 
 
@@ -72,7 +73,9 @@ def test_guesses_are_answered():
     assert heard(environment, "maybe 14?") == ["lower"]
     assert heard(environment, "no idea") == ["say a number"]
     reply = say(environment, "I say 11")
-    assert reply.finished and reply.outcome == 1.0 and reply.marks == {"guesses": 4}
+    assert reply.finished
+    assert reply.outcome == 1.0
+    assert reply.marks == {"guesses": 4}
 
 
 def test_the_first_number_counts():
@@ -85,7 +88,8 @@ def test_guesses_run_out():
     environment = opened(guesses=3)
     replies = [say(environment, text) for text in ("x", "1", "2")]
     assert [reply.finished for reply in replies] == [False, False, True]
-    assert replies[-1].outcome == 0.0 and replies[-1].marks == {"guesses": 3}
+    assert replies[-1].outcome == 0.0
+    assert replies[-1].marks == {"guesses": 3}
 
 
 def test_the_last_guess_may_be_right():
@@ -106,7 +110,8 @@ def test_hostile_text_never_raises(texts):
     async def talk():
         for text in texts:
             reply = await environment.step(Message("assistant", text))
-            assert reply.outcome in (0.0, 1.0) and (reply.outcome == 0.0 or "11" in text)
+            assert reply.outcome in (0.0, 1.0)
+            assert reply.outcome == 0.0 or "11" in text
             if reply.outcome == 1.0:
                 break
             assert 1 <= environment.low <= 11 <= environment.high <= 16
@@ -118,7 +123,8 @@ def test_hostile_text_never_raises(texts):
 
 def test_a_seed_decides_the_tasks_and_they_differ():
     first, again, other = (list(Guess.tasks("heldout", seed, count=100)) for seed in (0, 0, 1))
-    assert [t.data for t in first] == [t.data for t in again] and len({t.id for t in first}) == 100
+    assert [t.data for t in first] == [t.data for t in again]
+    assert len({t.id for t in first}) == 100
     assert {t.id for t in first} != {t.id for t in other}
     for task in first:
         assert 1 <= task.data["low"] <= task.data["secret"] <= task.data["high"] <= 64

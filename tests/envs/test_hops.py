@@ -37,9 +37,11 @@ def test_the_expert_always_succeeds(chosen):
         for task in Hops.tasks(split, 7, count=25, links=(1, 5)):
             (made,) = run(expert.group(task, 0)).trajectories
             links = task.data["links"]
-            assert made.status is Status.finished and made.outcome == 1.0
+            assert made.status is Status.finished
+            assert made.outcome == 1.0
             assert made.total == pytest.approx(1.0 + links * chosen.get("link_reward", 0.0))
-            assert len(made.turns) == links + 1 and made.marks["links_followed"] == 1.0
+            assert len(made.turns) == links + 1
+            assert made.marks["links_followed"] == 1.0
 
 
 @pytest.mark.parametrize("window", [False, True])
@@ -70,7 +72,9 @@ def test_looking_up_and_answering():
     assert say(environment, f"get {start}").messages == (Message("user", f"leads to {middle}"),)
     assert say(environment, f" get {middle}\n").messages == (Message("user", f"leads to {end}"),)
     reply = say(environment, f"answer {end}")
-    assert reply.finished and reply.outcome == 1.0 and reply.marks == {"links_followed": 1.0}
+    assert reply.finished
+    assert reply.outcome == 1.0
+    assert reply.marks == {"links_followed": 1.0}
 
 
 def test_a_wrong_answer_ends_the_attempt_without_pay():
@@ -78,7 +82,9 @@ def test_a_wrong_answer_ends_the_attempt_without_pay():
     say(environment, f"get {environment.path[0]}")
     for name in (environment.path[0], environment.path[1], "nonsense", ""):
         reply = say(environment, f"answer {name}")
-        assert reply.finished and reply.outcome == 0.0 and reply.reward == 0.0
+        assert reply.finished
+        assert reply.outcome == 0.0
+        assert reply.reward == 0.0
         assert reply.marks == {"links_followed": 0.5}
 
 
@@ -124,7 +130,8 @@ def test_every_link_leads_on_from_the_start_to_the_answer():
 )
 def test_what_is_no_command_is_answered_with_a_hint(commands, text):
     reply = say(opened(commands=commands, link_reward=0.1), text)
-    assert not reply.finished and reply.reward == reply.outcome == 0.0
+    assert not reply.finished
+    assert reply.reward == reply.outcome == 0.0
     assert reply.messages == (Message("user", "say get NAME or answer NAME"),)
 
 
@@ -181,9 +188,12 @@ def test_white_space_does_not_stall_the_parser():
 
 def test_a_seed_decides_the_tasks_and_they_differ():
     first, again, other = (list(Hops.tasks("train", seed, count=200)) for seed in (0, 0, 1))
-    assert [t.id for t in first] == [t.id for t in again] and [t.data for t in first] == [t.data for t in again]
-    assert len({t.id for t in first}) == 200 and {t.id for t in first} != {t.id for t in other}
-    assert {t.data["links"] for t in first} == {1, 2, 3, 4} and {t.dataset for t in first} == {"hops"}
+    assert [t.id for t in first] == [t.id for t in again]
+    assert [t.data for t in first] == [t.data for t in again]
+    assert len({t.id for t in first}) == 200
+    assert {t.id for t in first} != {t.id for t in other}
+    assert {t.data["links"] for t in first} == {1, 2, 3, 4}
+    assert {t.dataset for t in first} == {"hops"}
 
 
 @pytest.mark.parametrize("links", [(0, 2), (3, 2), (1, len(NAMES)), (-1, -1)])
@@ -203,4 +213,5 @@ def test_opening_again_starts_over():
     environment = opened()
     say(environment, f"get {environment.path[0]}")
     run(environment.open(Task("t", "hops", {"store": 6, "links": 2})))
-    assert environment.followed == 0 and len(environment.path) == 3
+    assert environment.followed == 0
+    assert len(environment.path) == 3

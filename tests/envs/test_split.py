@@ -35,7 +35,8 @@ def test_built_in_environments_share_no_task_between_splits(environment, seed, o
         {tuple(sorted(task.data.items())) for task in environment.tasks(split, s, count=30, **few)}
         for split, s in (("train", seed), ("heldout", other))
     ]
-    assert not train & heldout and not contents[0] & contents[1]
+    assert not train & heldout
+    assert not contents[0] & contents[1]
 
 
 def test_a_seed_decides_the_tasks():
@@ -48,7 +49,8 @@ def test_the_split_is_a_property_of_the_content():
     """The same content has the same id and the same split, whichever seed draws it."""
     everything = [set(names("train", seed, count=300)) for seed in range(3)]
     heldout = [set(names("heldout", seed, count=70)) for seed in range(3)]
-    assert len(set.union(*everything)) < 2 * 300 and len(set.union(*heldout)) < 2 * 70
+    assert len(set.union(*everything)) < 2 * 300
+    assert len(set.union(*heldout)) < 2 * 70
     for one in everything:
         for other in heldout:
             assert not one & other
@@ -74,7 +76,7 @@ def draw_until_empty(split):
 
 
 def test_asking_for_more_than_there_is_says_so():
-    with pytest.raises(ValueError, match="numbers has fewer than 400 different train tasks.*ask for less"):
+    with pytest.raises(ValueError, match="numbers has fewer than 400 different train tasks"):
         names("train", 0, count=400)
     assert len(names("train", 0, count=300)) == 300
 

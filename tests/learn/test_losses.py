@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from making import few
 from turnwise.learn.losses import LOG_RATIO_LIMIT, LOSSES, likelihood, log_ratio, ppo_clip
 
 
@@ -32,6 +33,7 @@ def run(logprobs, old, advantages, **bounds):
 token = st.tuples(st.floats(-6, 0), st.floats(-1.5, 1.5), st.floats(-3, 3))
 
 
+@few
 @given(st.lists(token, min_size=1, max_size=8), st.floats(0.01, 0.9), st.floats(0.01, 2.0))
 def test_ppo_clip_equals_its_definition(tokens, low, high):
     def far_from_a_bound(change):

@@ -158,7 +158,7 @@ def test_temperature_divides_logits():
 
 
 def refusal(make):
-    with pytest.raises(ValueError, match="^this model ") as caught:
+    with pytest.raises(ValueError, match=r"^this model ") as caught:
         Policy(make())
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -178,7 +178,7 @@ def test_attention_dropout_is_refused(kind):
 SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-@pytest.mark.parametrize(("name", "value"), zip(SCALES, (30.0, 0.0625, 8.0), strict=True))
+@pytest.mark.parametrize(("name", "value"), [*zip(SCALES, (30.0, 0.0625, 8.0), strict=True)])
 def test_scaled_logits_are_refused(name, value):
     config = make_model().config
     setattr(config, name, value)
@@ -186,7 +186,7 @@ def test_scaled_logits_are_refused(name, value):
         check_model(config)
 
 
-@pytest.mark.parametrize(("name", "value"), zip(SCALES, (None, 1.0, 1), strict=True))
+@pytest.mark.parametrize(("name", "value"), [*zip(SCALES, (None, 1.0, 1), strict=True)])
 def test_neutral_scales_are_fine(name, value):
     config = make_model().config
     setattr(config, name, value)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from making import few
 from turnwise.config import Optimizer
 from turnwise.learn.schedules import SHAPES, schedule
 
@@ -15,6 +16,7 @@ def test_every_schedule_of_a_recipe_exists():
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@few
 @given(warmup=st.integers(0, 12), total=st.integers(1, 30))
 def test_it_rises_to_one_and_never_rises_again(name, warmup, total):
     factor = schedule(name, warmup, total)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from making import few
 from turnwise.build import model_and_tokenizer
 from turnwise.config import load_recipe
 from turnwise.learn.policy import check_model
@@ -20,6 +21,7 @@ def tokenizer():
     return build_tokenizer(TEXTS, 320)
 
 
+@few
 @given(text=st.text(max_size=40) | st.text(alphabet=" \t\n\r'.s\u00a0\u200b\U0001f600é<|im_end|>", max_size=40))
 def test_any_string_round_trips(tokenizer, text):
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]

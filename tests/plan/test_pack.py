@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import group_lists, make_turn, make_turns
+from making import few, group_lists, make_turn, make_turns
 from turnwise.plan.pack import fill, pack
 from turnwise.types import turns_of
 
@@ -28,6 +28,7 @@ def chains_of(plan):
         yield int(turn), chain[::-1], nodes.tolist()
 
 
+@few
 @given(packings())
 def test_every_turn_with_an_action_stands_in_exactly_one_plan(packing):
     turns, budget = packing
@@ -44,6 +45,7 @@ def test_every_turn_with_an_action_stands_in_exactly_one_plan(packing):
             assert plan.depth[chain].tolist() == list(range(len(chain)))
 
 
+@few
 @given(packings())
 def test_no_plan_is_over_the_budget_and_nothing_is_padded(packing):
     turns, budget = packing
@@ -52,6 +54,7 @@ def test_no_plan_is_over_the_budget_and_nothing_is_padded(packing):
     assert sum(plan.num_tokens for plan in plans) == sum(len(t.prompt) + len(t.action) for t in turns if len(t.action))
 
 
+@few
 @given(packings())
 def test_a_token_sees_its_own_chain_up_to_itself(packing):
     for plan in pack(*packing):
@@ -61,6 +64,7 @@ def test_a_token_sees_its_own_chain_up_to_itself(packing):
                 assert visible == chain[: place + 1]
 
 
+@few
 @given(packings())
 def test_chains_cover_the_plan_in_order(packing):
     for plan in pack(*packing):
@@ -70,6 +74,7 @@ def test_chains_cover_the_plan_in_order(packing):
         assert all(one[0] != other[0] for one, other in zip(plan.chains, plan.chains[1:], strict=False))
 
 
+@few
 @given(packings(), st.randoms(use_true_random=False))
 def test_the_order_of_turns_changes_neither_sizes_nor_contents(packing, random):
     turns, budget = packing
@@ -87,6 +92,7 @@ def test_the_order_of_turns_changes_neither_sizes_nor_contents(packing, random):
     assert contents(turns) == contents(shuffled)
 
 
+@few
 @given(packings())
 def test_there_are_as_few_plans_as_the_order_by_length_allows(packing):
     turns, budget = packing
@@ -124,6 +130,7 @@ def test_no_turns_make_no_plans():
     assert pack([], 8) == []
 
 
+@few
 @given(st.lists(st.integers(1, 9), max_size=30), st.integers(9, 60))
 def test_fill_keeps_the_order(lengths, budget):
     order = np.random.default_rng(0).permutation(len(lengths))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acting import TASK, Puppet, attempted, hang, renderer, run, says, slot_engine, user
+from acting import TASK, Puppet, attempted, hang, renderer, run, slot_engine, user
 from turnwise.engines.base import Completion, EngineFailure, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
@@ -61,18 +61,24 @@ def test_a_turn_holds_what_was_sent_and_sampled_and_what_came_back(wrap):
     )
     engine = Spy("try this")
     made = run(attempted(wrap(environment), engine))
-    assert made.status is Status.finished and made.outcome == 2.0 and made.total == 2.5
+    assert made.status is Status.finished
+    assert made.outcome == 2.0
+    assert made.total == 2.5
     assert dict(made.marks) == {"tries": 2.0, "mood": 2.0}
-    assert environment.heard == ["try this", "try this"] and environment.closed == 1
+    assert environment.heard == ["try this", "try this"]
+    assert environment.closed == 1
     assert [turn.prompt.tolist() for turn in made.turns] == [prompt for prompt, *_ in engine.asked]
     render = renderer()
     for turn in made.turns:
-        assert render.decode(turn.action) == "try this<|im_end|>" and turn.stop is StopReason.end_token
+        assert render.decode(turn.action) == "try this<|im_end|>"
+        assert turn.stop is StopReason.end_token
         assert turn.said == Message("assistant", "try this")
         assert turn.logprobs.tolist() == [-0.5] * len(turn.action)
     first, second = made.turns
-    assert first.reward == 0.5 and first.heard == user("colder")
-    assert second.reward == 0.0 and second.heard == ()
+    assert first.reward == 0.5
+    assert first.heard == user("colder")
+    assert second.reward == 0.0
+    assert second.heard == ()
     assert render.decode(second.prompt) == (
         "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\ntry this<|im_end|>\n"
         "<|im_start|>user\ncolder<|im_end|>\n<|im_start|>assistant\n"
@@ -87,7 +93,9 @@ def test_outcomes_add_up_over_open_step_and_close():
         closing=Reply(outcome=-2.0, marks={"late": 1.0}),
     )
     made = run(attempted(environment))
-    assert made.outcome == -0.25 and made.total == -0.25 and made.status is Status.finished
+    assert made.outcome == -0.25
+    assert made.total == -0.25
+    assert made.status is Status.finished
     assert dict(made.marks) == {"late": 1.0}
 
 
@@ -117,7 +125,8 @@ def test_noise_depends_on_the_attempt_and_the_turn_only():
         return engine.asked[0][2], tuple(seed for *_, seed in engine.asked)
 
     base = asked()
-    assert base == asked() and len(set(base[1])) == 2
+    assert base == asked()
+    assert len(set(base[1])) == 2
     others = [
         asked(seed=1),
         asked(split="heldout"),
@@ -160,14 +169,20 @@ def test_a_first_prompt_that_does_not_fit_is_an_attempt_without_turns():
     environment = Puppet(opening=Reply(user("x" * 5000), outcome=0.5))
     engine = Spy()
     made = run(attempted(environment, engine))
-    assert made.status is Status.prompt_too_long and made.turns == () and made.outcome == 0.5
-    assert engine.asked == [] and environment.closed == 1 and environment.heard == []
+    assert made.status is Status.prompt_too_long
+    assert made.turns == ()
+    assert made.outcome == 0.5
+    assert engine.asked == []
+    assert environment.closed == 1
+    assert environment.heard == []
 
 
 def test_a_huge_observation_ends_the_attempt_as_too_long():
     environment = Puppet(Reply(user("é" * 200_000), reward=0.5))
     made = run(attempted(environment))
-    assert made.status is Status.too_long and len(made.turns) == 1 and made.total == 0.5
+    assert made.status is Status.too_long
+    assert len(made.turns) == 1
+    assert made.total == 0.5
     assert made.turns[0].heard[0].content == "é" * 200_000
 
 
@@ -179,7 +194,8 @@ def test_an_action_is_capped_by_what_is_left(by):
         bounds = {"max_trajectory_tokens": second + left} if by == "max_trajectory_tokens" else {}
         made = run(attempted(Puppet(Reply(user("on and on")), Reply(user("x"))), engine, **bounds))
         assert [sampling.max_tokens for _, sampling, *_ in engine.asked] == [second + left - first, left]
-        assert made.status is Status.too_long and len(made.turns[1].action) == min(left, 6)
+        assert made.status is Status.too_long
+        assert len(made.turns[1].action) == min(left, 6)
         assert made.turns[1].stop is (StopReason.length if left < 6 else StopReason.end_token)
 
 
@@ -187,20 +203,24 @@ def test_actions_have_a_limit_of_their_own():
     engine = Spy("a long story")
     made = run(attempted(Puppet(Reply(user("on")), DONE), engine, sampling=Sampling(200, 0.7), max_action_tokens=6))
     assert [(s.max_tokens, s.temperature) for _, s, *_ in engine.asked] == [(6, 0.7)] * 2
-    assert made.turns[0].said.content == "a long" and made.turns[0].stop is StopReason.length
+    assert made.turns[0].said.content == "a long"
+    assert made.turns[0].stop is StopReason.length
     assert renderer().decode(made.turns[1].prompt).count("a long<|im_end|>\n<|im_start|>user") == 1
 
 
 def test_an_attempt_ends_after_its_turns():
     environment = Puppet(*[Reply(user("on"), reward=0.1)] * 9)
     made = run(attempted(environment, max_turns=3))
-    assert made.status is Status.too_many_turns and len(made.turns) == 3
-    assert made.total == pytest.approx(0.3) and environment.closed == 1
+    assert made.status is Status.too_many_turns
+    assert len(made.turns) == 3
+    assert made.total == pytest.approx(0.3)
+    assert environment.closed == 1
 
 
 def test_finishing_on_the_last_turn_is_finishing():
     made = run(attempted(Puppet(Reply(user("on")), Reply(user("on")), DONE), max_turns=3))
-    assert made.status is Status.finished and len(made.turns) == 3
+    assert made.status is Status.finished
+    assert len(made.turns) == 3
 
 
 def test_a_single_turn_with_a_last_observation_that_would_not_fit():
@@ -260,7 +280,8 @@ def test_an_environment_that_raises_or_answers_nonsense_is_a_failed_attempt(wher
         environment = Puppet(Reply(user("on"), reward=0.25), answer)
     made = run(attempted(wrap(environment)))
     assert made.status is Status.failed
-    assert len(made.turns) == (0 if where == "opening" else 1) and environment.closed == 1
+    assert len(made.turns) == (0 if where == "opening" else 1)
+    assert environment.closed == 1
 
 
 @pytest.mark.parametrize(
@@ -299,7 +320,9 @@ def test_a_reply_with_nonsense_in_it_is_a_failed_attempt(fields):
 
     environment = Puppet(answer)
     made = run(attempted(environment))
-    assert made.status is Status.failed and made.turns == () and environment.closed == 1
+    assert made.status is Status.failed
+    assert made.turns == ()
+    assert environment.closed == 1
 
 
 @pytest.mark.parametrize(
@@ -309,13 +332,15 @@ def test_a_reply_with_nonsense_in_it_is_a_failed_attempt(fields):
 )
 def test_a_constructor_that_gives_no_environment(make):
     made = run(attempted(make))
-    assert made.status is Status.failed and made.turns == ()
+    assert made.status is Status.failed
+    assert made.turns == ()
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
 def test_text_that_is_no_text(text):
     environment = Puppet(Reply(user(text)))
-    assert run(attempted(environment)).status is Status.failed and environment.closed == 1
+    assert run(attempted(environment)).status is Status.failed
+    assert environment.closed == 1
     assert run(attempted(Puppet(opening=Reply(user(text))))).status is Status.failed
 
 
@@ -323,14 +348,17 @@ def test_a_template_that_refuses_the_conversation():
     render = renderer(template="{{ raise_exception('only users here') if messages[-1].role != 'user' }}x<|im_end|>")
     environment = Puppet(Reply((Message("tool", "4"),)))
     made = run(attempted(environment, render=render))
-    assert made.status is Status.failed and environment.closed == 1 and len(made.turns) == 1
+    assert made.status is Status.failed
+    assert environment.closed == 1
+    assert len(made.turns) == 1
 
 
 @pytest.mark.parametrize("where", ["opening", "step"])
 def test_an_environment_that_hangs_times_out(where):
     environment = Puppet(Reply(user("on")), hang, opening=hang if where == "opening" else None)
     made = run(attempted(environment, **SHORT))
-    assert made.status is Status.timed_out and environment.closed == 1
+    assert made.status is Status.timed_out
+    assert environment.closed == 1
     assert len(made.turns) == (0 if where == "opening" else 1)
 
 
@@ -378,7 +406,8 @@ def test_each_call_has_its_own_deadline():
         return Reply(user("on"))
 
     made = run(attempted(Puppet(*[slowly] * 5, DONE), turn_seconds=0.2, attempt_seconds=20.0))
-    assert made.status is Status.finished and len(made.turns) == 6
+    assert made.status is Status.finished
+    assert len(made.turns) == 6
 
 
 def test_an_attempt_has_a_deadline_over_all_its_turns():
@@ -388,14 +417,17 @@ def test_an_attempt_has_a_deadline_over_all_its_turns():
 
     environment = Puppet(*[slowly] * 100)
     made = run(attempted(environment, max_turns=100, turn_seconds=5.0, attempt_seconds=0.2))
-    assert made.status is Status.timed_out and 1 <= len(made.turns) < 20
-    assert made.total == len(made.turns) and environment.closed == 1
+    assert made.status is Status.timed_out
+    assert 1 <= len(made.turns) < 20
+    assert made.total == len(made.turns)
+    assert environment.closed == 1
 
 
 def test_a_deadline_of_the_environment_itself():
     environment = Puppet(TimeoutError("the database took too long"))
     made = run(attempted(environment))
-    assert not made.status.counts and environment.closed == 1
+    assert not made.status.counts
+    assert environment.closed == 1
 
 
 def test_an_environment_that_ignores_its_cancellation_is_not_an_exception():
@@ -407,7 +439,8 @@ def test_an_environment_that_ignores_its_cancellation_is_not_an_exception():
 
     environment = Puppet(stubborn, hang)
     made = run(attempted(environment, **SHORT))
-    assert not made.status.counts and environment.closed == 1
+    assert not made.status.counts
+    assert environment.closed == 1
 
 
 @pytest.mark.parametrize("closing", [RuntimeError("boom"), hang, "nonsense", 3], ids=["raises", "hangs", "str", "int"])
@@ -419,7 +452,8 @@ def test_an_environment_that_ignores_its_cancellation_is_not_an_exception():
 def test_an_environment_that_cannot_be_closed_does_not_count(closing, reply, status):
     environment = Puppet(reply, closing=closing)
     made = run(attempted(environment, **SHORT))
-    assert made.status is status and environment.closed == 1
+    assert made.status is status
+    assert environment.closed == 1
 
 
 def test_a_prompt_too_long_stays_one_when_closing_fails():
@@ -453,7 +487,8 @@ def test_failures_are_logged_with_the_attempt_and_the_reason(caplog):
         run(attempted(Puppet(hang), **SHORT))
     failed, late = (record.getMessage() for record in caplog.records)
     assert "train/hops/t-1/0/0/0 failed: Odd: the server is down" in failed
-    assert "timed out" in late and "turn_seconds" in late
+    assert "timed out" in late
+    assert "turn_seconds" in late
 
 
 @pytest.mark.xfail(
@@ -475,7 +510,8 @@ def test_an_environment_that_exits_is_a_failed_attempt():
         made = run(attempted(environment))
     except SystemExit:
         pytest.fail("the process would have ended")
-    assert made.status is Status.failed and environment.closed == 1
+    assert made.status is Status.failed
+    assert environment.closed == 1
 
 
 @pytest.mark.xfail(
@@ -568,7 +604,9 @@ class Broken(Spy):
 def test_an_engine_that_fails_or_hangs(error, status):
     environment = Puppet(*[Reply(user("on"))] * 5)
     made = run(attempted(environment, Broken(error), **SHORT))
-    assert made.status is status and len(made.turns) == 1 and environment.closed == 1
+    assert made.status is status
+    assert len(made.turns) == 1
+    assert environment.closed == 1
 
 
 def test_an_action_without_tokens_is_a_turn():
@@ -580,8 +618,10 @@ def test_an_action_without_tokens_is_a_turn():
 
     environment = Puppet(Reply(user("on"), reward=0.5), DONE)
     made = run(attempted(environment, Silent()))
-    assert made.status is Status.finished and [len(turn.action) for turn in made.turns] == [0, 0]
-    assert environment.heard == ["", ""] and made.total == 1.5
+    assert made.status is Status.finished
+    assert [len(turn.action) for turn in made.turns] == [0, 0]
+    assert environment.heard == ["", ""]
+    assert made.total == 1.5
 
 
 @pytest.mark.parametrize("where", ["opening", "step", "engine", "close"])
@@ -622,7 +662,8 @@ def test_a_turn_in_time_frees_the_slot_of_an_engine_it_leaves():
         return made, again
 
     made, again = run(scene())
-    assert made.status is Status.timed_out and again.status is Status.finished
+    assert made.status is Status.timed_out
+    assert again.status is Status.finished
     assert not engine.model.busy
 
 
@@ -670,9 +711,11 @@ def test_no_answer_of_an_environment_is_an_exception(opening, replies, closing):
 
     environment = Puppet(*(reply(*one) for one in replies), opening=reply(*opening), closing=reply(*closing))
     made = run(attempted(environment, render=FUZZED, max_turns=4))
-    assert isinstance(made, Trajectory) and environment.closed == 1
+    assert isinstance(made, Trajectory)
+    assert environment.closed == 1
     assert np.isfinite([made.total, *made.marks.values(), *(turn.reward for turn in made.turns)]).all()
-    assert len(made.turns) <= 4 and (made.turns or not made.status.counts)
+    assert len(made.turns) <= 4
+    assert made.turns or not made.status.counts
     assert len(made.turns) <= len(environment.heard) <= len(made.turns) + 1
 
 

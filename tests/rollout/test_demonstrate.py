@@ -24,12 +24,15 @@ def texts(group):
 def test_an_expert_succeeds_and_its_tokens_have_no_logprob():
     for task in TASKS:
         (made,) = run(demonstrator().group(task, 0)).trajectories
-        assert made.status is Status.finished and made.outcome == 1.0
+        assert made.status is Status.finished
+        assert made.outcome == 1.0
         assert len(made.turns) == task.data["links"] + 1
         for turn in made.turns:
-            assert np.isnan(turn.logprobs).all() and turn.action[-1] == renderer().end_token
+            assert np.isnan(turn.logprobs).all()
+            assert turn.action[-1] == renderer().end_token
             assert renderer().decode(turn.action[:-1]) == turn.said.content
-            assert turn.reward == 0.0 and math.isfinite(made.total)
+            assert turn.reward == 0.0
+            assert math.isfinite(made.total)
 
 
 def test_mistakes_are_the_same_again_and_others_at_every_visit():
@@ -37,7 +40,9 @@ def test_mistakes_are_the_same_again_and_others_at_every_visit():
         [texts(run(demonstrator(noise=0.5, seed=seed).group(task, visit))) for task in TASKS]
         for seed, visit in ((0, 0), (0, 0), (0, 1), (1, 0))
     ]
-    assert said[0] == said[1] and said[0] != said[2] and said[0] != said[3]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+    assert said[0] != said[3]
     flawless = [texts(run(demonstrator().group(task, 0))) for task in TASKS]
     assert said[0] != flawless
     assert flawless == [texts(run(demonstrator(seed=1).group(task, 1))) for task in TASKS]
@@ -49,7 +54,8 @@ def test_limits_hold_for_experts_too():
     (made,) = run(demonstrator(max_action_tokens=3).group(TASKS[0], 0)).trajectories
     assert {len(turn.action) for turn in made.turns} == {3}
     group = run(demonstrator(max_prompt_tokens=5).group(TASKS[0], 0))
-    assert group.trajectories == () and group.failed[0].status is Status.prompt_too_long
+    assert group.trajectories == ()
+    assert group.failed[0].status is Status.prompt_too_long
 
 
 class Clueless(Hops):
@@ -65,10 +71,10 @@ class Dumb(Hops):
 @pytest.mark.parametrize("make", [Clueless, Dumb])
 def test_an_expert_that_fails_is_a_failed_attempt(make):
     group = run(demonstrator(make).group(TASKS[0], 0))
-    assert group.trajectories == () and [t.status for t in group.failed] == [Status.failed]
+    assert group.trajectories == ()
+    assert [t.status for t in group.failed] == [Status.failed]
 
 
-@pytest.mark.xfail(strict=True, reason="demonstrate.py group: makes the environment outside of the attempt")
 def test_a_constructor_that_raises_is_a_failed_attempt():
     def make():
         raise RuntimeError("no server")
@@ -80,7 +86,9 @@ def test_who_can_demonstrate():
     class Cannot:
         demonstrate = None
 
-    assert can_demonstrate(Hops()) and not can_demonstrate(Cannot()) and not can_demonstrate(Reply())
+    assert can_demonstrate(Hops())
+    assert not can_demonstrate(Cannot())
+    assert not can_demonstrate(Reply())
 
 
 # ---------------------------------------------------------------- conversations from a file
@@ -130,7 +138,8 @@ def test_conversations_become_tasks(tmp_path):
 def test_a_mistake_in_a_file_is_one_line_that_says_where(tmp_path, line, says):
     with pytest.raises(ValueError, match=says) as raised:
         read_demonstrations(written(tmp_path, GOOD, line))
-    assert "talks.jsonl" in str(raised.value) and "\n" not in str(raised.value)
+    assert "talks.jsonl" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -167,14 +176,17 @@ def test_every_message_of_the_assistant_is_a_turn():
     ]
     group = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0))
     (made,) = group.trajectories
-    assert made.status is Status.finished and made.outcome == 0.0 and group.failed == ()
+    assert made.status is Status.finished
+    assert made.outcome == 0.0
+    assert group.failed == ()
     assert [turn.said.content for turn in made.turns] == ["1", "2", "and 3"]
     render = renderer()
     messages = [Message(*pair) for pair in pairs]
     for turn, place in zip(made.turns, (2, 5, 6), strict=True):
         assert turn.prompt.tolist() == render.first(messages[:place]).tokens.tolist()
         assert render.decode(turn.action) == messages[place].content + "<|im_end|>"
-        assert np.isnan(turn.logprobs).all() and turn.versions.tolist() == [0] * len(turn.action)
+        assert np.isnan(turn.logprobs).all()
+        assert turn.versions.tolist() == [0] * len(turn.action)
 
 
 def test_a_conversation_that_the_assistant_opens():

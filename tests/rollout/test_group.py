@@ -96,17 +96,20 @@ def test_a_retry_has_a_fresh_environment_and_fresh_noise(wrong):
     environments = [Puppet(wrong), Puppet(wrong), Puppet(DONE), Puppet(DONE)]
     scene = Scene(environments, 1, retries=3, turn_seconds=0.1)
     group = scene.group()
-    assert [t.status for t in group.trajectories] == [Status.finished] and group.failed == ()
+    assert [t.status for t in group.trajectories] == [Status.finished]
+    assert group.failed == ()
     assert scene.made == environments[:3]
     assert [environment.closed for environment in environments] == [1, 1, 1, 0]
-    assert len(set(scene.asked)) == 3 and len({session for session, _ in scene.asked}) == 3
+    assert len(set(scene.asked)) == 3
+    assert len({session for session, _ in scene.asked}) == 3
     assert len({seed for _, seed in scene.asked}) == 3
 
 
 def test_an_attempt_that_always_fails_is_counted_once():
     scene = Scene([Puppet(Reply(user("on"), reward=float(i)), RuntimeError()) for i in range(9)], 1, retries=2)
     group = scene.group()
-    assert group.trajectories == () and len(scene.made) == 3
+    assert group.trajectories == ()
+    assert len(scene.made) == 3
     assert [t.total for t in group.failed] == [2.0]  # the last try
 
 
@@ -120,7 +123,8 @@ def test_what_would_only_repeat_itself_is_not_retried(environment):
 def test_failures_of_some_leave_the_others_alone():
     environments = [Puppet(RuntimeError()) if i % 2 else Puppet(Reply(user("on")), DONE) for i in range(8)]
     group = Scene(environments, 8).group()
-    assert len(group.trajectories) == 4 and len(group.failed) == 4
+    assert len(group.trajectories) == 4
+    assert len(group.failed) == 4
     assert all(len(t.turns) == 2 and t.outcome == 1.0 for t in group.trajectories)
 
 

@@ -30,5 +30,6 @@ def test_room_is_the_most_that_every_limit_allows(max_prompt, max_action, max_tr
         whole = prompt + size
         return prompt <= max_prompt and size <= max_action and whole <= max_trajectory and whole <= context
 
-    assert room >= 0 and not allowed(room + 1)
+    assert room >= 0
+    assert not allowed(room + 1)
     assert room == 0 or allowed(room)

@@ -97,7 +97,8 @@ def test_a_rerender_that_only_grew_is_no_break():
     before = turn(render.first(user("go")), action_of(render, "hi"))
     messages = (*user("go"), Message("assistant", "hi"), *user("on"))
     prompt = render.next(before, messages, user("on"), replaced=False)
-    assert prompt.broke is Break.none and prompt.tokens.tolist() == render.first(messages).tokens.tolist()
+    assert prompt.broke is Break.none
+    assert prompt.tokens.tolist() == render.first(messages).tokens.tolist()
 
 
 @pytest.mark.parametrize("said", ["", "cut sho", "two\nlines"])
@@ -202,7 +203,8 @@ def test_a_history_chosen_by_the_environment_is_shown(history):
     before = turn(render.first(user("go")), action_of(render, "hi"))
     window = (*user("go"), *user("last"))
     prompt = render.next(before, window, user("last"), replaced=True)
-    assert prompt.broke is Break.history and prompt.tokens.tolist() == render.first(window).tokens.tolist()
+    assert prompt.broke is Break.history
+    assert prompt.tokens.tolist() == render.first(window).tokens.tolist()
 
 
 def test_a_chosen_history_that_is_the_whole_one_is_no_break():
@@ -226,7 +228,8 @@ def test_tokens_are_int32_and_any_text_round_trips():
     render = renderer()
     for text in ("", "héllo 本日🙂", "a  b\n\n\tc", "<|im_end|><|endoftext|>"):
         tokens = render.encode(text)
-        assert tokens.dtype == np.int32 and tokens.ndim == 1
+        assert tokens.dtype == np.int32
+        assert tokens.ndim == 1
         assert render.decode(tokens) == text
 
 

@@ -39,8 +39,8 @@ class SlotCache:
         self, slots: int, context: int, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
     ) -> None:
         shape = (slots, kv_heads, context, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.keys = [zeros(shape, dtype, device) for _ in range(layers)]
+        self.values = [zeros(shape, dtype, device) for _ in range(layers)]
         self.device = device
         self.kv_heads = kv_heads
 
@@ -106,3 +106,11 @@ class CacheAttention:
             out = out.unflatten(2, (self.share, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
             output[batch.tokens] = out[batch.inside]
         return output[None]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros; on a CPU their memory is taken page by page when first written, so that unused context costs nothing."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)

@@ -79,8 +79,6 @@ def load_model(path: str | Path) -> Any:
     """A causal language model from a folder, in float32."""
     from transformers import AutoModelForCausalLM
 
-    if not Path(path).is_dir():
-        raise ValueError(f'no model folder at {path}; save one there with save_pretrained, or set model.path = "tiny"')
     with no_progress_bars():
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
