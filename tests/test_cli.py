@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from running import micro_toml, untimed
 
+from running import micro_toml, untimed
 from turnwise.cli import main
 from turnwise.runs.checkpoint import latest_checkpoint
 

@@ -149,9 +149,6 @@ def test_datasets_are_told_apart():
     assert (metrics["success/hops"], metrics["success/guess"], metrics["success"]) == (0.5, 1.0, 0.75)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evaluate.py metrics: success of a dataset leaves failed attempts out, overall success does not"
-)
 def test_failed_attempts_count_the_same_overall_and_per_dataset():
     metrics = examine([*tasks(1.0, "fail"), *tasks(1.0, "fail", dataset="guess")]).metrics(0)
     assert metrics["success"] == 0.5

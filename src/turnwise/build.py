@@ -283,13 +283,15 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0) -> Parts:
     learner = learner_of(recipe, model, recipe.optimizer, recipe.steps * recipe.updates_per_step)
     engine = engine_of(recipe, model, renderer, step)
     practice = practice_of(recipe, engine, renderer)
-    worth = partial(FILTERS[recipe.filter.name], **recipe.filter.arguments)
+    worth = partial(FILTERS[recipe.filter.name], **config.choose("filter", recipe.filter, FILTERS, ("group",)))
+    estimator = config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
+    weighting = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     stages = Stages(
         practise=lambda draw: practice.group(draw.task, draw.visit),
         keep=lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and worth(group),
         plan=partial(pack, tokens_per_pass=recipe.tokens_per_pass),
-        estimate=partial(ESTIMATORS[recipe.credit.name], **recipe.credit.arguments),
-        weigh=partial(WEIGHTINGS[recipe.weighting.name], **recipe.weighting.arguments),
+        estimate=partial(ESTIMATORS[recipe.credit.name], **estimator),
+        weigh=partial(WEIGHTINGS[recipe.weighting.name], **weighting),
         loss=partial(LOSSES[recipe.loss.name], **loss_arguments),
         run=asyncio.to_thread if recipe.max_lag else inline,
     )

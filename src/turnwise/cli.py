@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; a user's mistake is one line on standard error and exit code 2."""
     chosen = parser().parse_args(arguments)
+    # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
+    # several times slower. It has to be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from turnwise import commands
 

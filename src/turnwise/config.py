@@ -55,7 +55,8 @@ class Model(Section):
 
     @model_validator(mode="after")
     def only_tiny_has_a_size(self) -> Self:
-        if self.path != "tiny" and {"hidden", "layers"} & self.model_fields_set:
+        fields = type(self).model_fields
+        if self.path != "tiny" and any(getattr(self, name) != fields[name].default for name in ("hidden", "layers")):
             raise ValueError('hidden and layers size the tiny model only; remove them or set path = "tiny"')
         return self
 
@@ -198,7 +199,8 @@ class Sft(Section):
 
     @model_validator(mode="after")
     def noise_needs_demonstrators(self) -> Self:
-        if self.data and {"noise", "demonstrations"} & self.model_fields_set:
+        fields = type(self).model_fields
+        if self.data and any(getattr(self, name) != fields[name].default for name in ("noise", "demonstrations")):
             raise ValueError("noise and demonstrations apply to demonstrating environments, not to sft.data")
         return self
 
@@ -287,6 +289,10 @@ class Recipe(Section):
             )
         labels = [environment.label for environment in self.env]
         for label in labels:
+            if label in ("mean", "std", "min", "max"):
+                raise ValueError(
+                    f'"{label}" names a statistic in the metrics; give that environment another dataset = "..."'
+                )
             if labels.count(label) > 1:
                 raise ValueError(f'two environments are called "{label}"; give each its own dataset = "..."')
         if self.engine.context and self.engine.context < self.rollout.max_trajectory_tokens:
@@ -314,12 +320,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"cannot read the recipe {path}: {error.strerror}") from None
     for override in overrides:
         apply_override(tree, override)
-    tree["out"] = fill_out(str(tree.get("out", Recipe.model_fields["out"].default)), path.stem, tree.get("seed", 0))
-    return parse_recipe(tree, str(path))
-
-
-def fill_out(template: str, recipe: str, seed: Any) -> str:
-    return template.replace("{recipe}", recipe).replace("{seed}", str(seed))
+    recipe = parse_recipe(tree, str(path))
+    out = recipe.out.replace("{recipe}", path.stem).replace("{seed}", str(recipe.seed))
+    return recipe.model_copy(update={"out": out})
 
 
 def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:

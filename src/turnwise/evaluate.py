@@ -40,6 +40,10 @@ class Result:
             for name, value in described.items()
             if not name.startswith(("lag/", "groups/", "stop/", "reward/std", "turn/reward"))
         }
+        names = {group.task.dataset for group in self.groups}
+        for name in names if len(names) > 1 else ():
+            part = Result(tuple(group for group in self.groups if group.task.dataset == name), self.success_at)
+            chosen[f"success/{name}"] = part.success
         return {
             **chosen,
             "success": self.success,

@@ -136,6 +136,8 @@ class Run:
         tasks = [task for tasks in self.heldout.values() for task in tasks[:tasks_per_dataset]]
         with self.timed("evaluate"):
             result = await evaluate(practice, tasks, self.recipe.rollout.success_at)
+        # A run that resumes here has not made this exam: training must not profit from prefixes it computed.
+        await self.parts.engine.forget()
         name = "greedy" if greedy else "sampled"
         version = self.state.progress.step
         return {f"eval/{name}/{key}": value for key, value in result.metrics(version).items()}

@@ -100,9 +100,19 @@ class TurnTiming:
     environment: float = 0.0
 
 
+def is_frozen(array: NDArray[Any]) -> bool:
+    """Whether nobody can write to an array, through it or through what it is a view of."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return True
+
+
 def frozen_array(values: Any, dtype: Any, what: str) -> NDArray[Any]:
     """A read-only one-dimensional array: the argument itself where it is one already, a copy otherwise."""
-    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1 and not values.flags.writeable:
+    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1 and is_frozen(values):
         return values
     given = values if isinstance(values, np.ndarray) else np.array(values)
     if given.ndim != 1:
@@ -164,6 +174,9 @@ class Turn:
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward must be finite, got {self.reward}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Turn, tuple(getattr(self, name) for name in Turn.__slots__)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
@@ -188,6 +201,8 @@ class Trajectory:
         fix(self, "marks", MappingProxyType({str(name): float(value) for name, value in self.marks.items()}))
         if not math.isfinite(self.outcome):
             raise ValueError(f"an outcome must be finite, got {self.outcome}")
+        if not math.isfinite(self.total):
+            raise ValueError("the rewards of a trajectory must add up to a finite number")
         if not self.turns and self.status.counts:
             raise ValueError(f"a trajectory that ended as {self.status} has at least one turn")
         fix(self, "turns", share_storage(tuple(self.turns)))
@@ -195,7 +210,10 @@ class Trajectory:
     @property
     def total(self) -> float:
         """R: the outcome and all turn rewards."""
-        return self.outcome + math.fsum(turn.reward for turn in self.turns)
+        try:
+            return self.outcome + math.fsum(turn.reward for turn in self.turns)
+        except OverflowError:
+            return math.inf
 
     @property
     def num_action_tokens(self) -> int:

@@ -169,7 +169,7 @@ def test_the_order_of_attempts_does_not_matter():
     [
         grpo,
         rloo,
-        pytest.param(reinforce, marks=pytest.mark.xfail(strict=True, reason="np.split of nothing is one empty part")),
+        pytest.param(reinforce),
         imitate,
     ],
 )

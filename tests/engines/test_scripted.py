@@ -78,7 +78,6 @@ def test_the_unknown_logprob_is_not_a_number():
     assert math.isnan(UNKNOWN)
 
 
-@pytest.mark.xfail(strict=True, reason="scripted.py generate: ignores sampling.stop")
 def test_stop_strings_end_what_is_said():
     sampling = Sampling(100, stop=("</a>",))
     said = run(engine(lambda *_: "x</a> and more").generate(np.array([1]), sampling, session="s", seed=0))

@@ -34,7 +34,7 @@ def say(environment, text):
 def test_the_expert_always_succeeds(chosen):
     expert = Demonstrator({"hops": lambda: Hops(**chosen)}, renderer(), limits(max_turns=6), 0, noise=0.0)
     for split in ("train", "heldout"):
-        for task in Hops.tasks(split, 7, count=25, links=(1, 5)):
+        for task in Hops.tasks(split, 7, count=8, links=(1, 5)):
             (made,) = run(expert.group(task, 0)).trajectories
             links = task.data["links"]
             assert made.status is Status.finished
@@ -176,9 +176,6 @@ def test_hostile_text_never_raises(chosen, texts):
     run(talk())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hops.py TOOL_CALL: cubic in the white space after an open tag; 4000 spaces take 40 s"
-)
 def test_white_space_does_not_stall_the_parser():
     environment = opened(commands="tool")
     began = time.perf_counter()

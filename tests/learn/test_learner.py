@@ -188,14 +188,20 @@ def test_the_learning_rate_follows_the_schedule():
     assert all(move > 0 for move in moves[:-1])
 
 
-def test_one_update_is_adamw_by_the_book():
-    learner = exact_learner(learning_rate=1e-2, clip_norm=1e9)
-    before = parameters(learner.policy.model)
-    learner.update(*batch(), ppo_clip)
-    gradient, after = gradients(learner.policy.model), parameters(learner.policy.model)
-    for name, start in before.items():
-        step = gradient[name] / (np.abs(gradient[name]) + 1e-8)
-        np.testing.assert_allclose(after[name], start * (1 - 1e-2 * 0.01) - 1e-2 * step, atol=1e-10)
+def test_updates_are_adamw_by_the_book():
+    rate, (one, two) = 1e-2, (0.6, 0.8)
+    learner = exact_learner(learning_rate=rate, betas=(one, two), clip_norm=1e9)
+    wanted = parameters(learner.policy.model)
+    mean, square = (dict.fromkeys(wanted, 0.0) for _ in range(2))
+    for update in (1, 2, 3):
+        learner.update(*batch(), ppo_clip)
+        for name, gradient in gradients(learner.policy.model).items():
+            mean[name] = one * mean[name] + (1 - one) * gradient
+            square[name] = two * square[name] + (1 - two) * gradient**2
+            step = mean[name] / (1 - one**update) / (np.sqrt(square[name] / (1 - two**update)) + 1e-8)
+            wanted[name] = wanted[name] * (1 - rate * 0.01) - rate * step
+    found = parameters(learner.policy.model)
+    assert max(np.abs(found[name] - wanted[name]).max() for name in wanted) < 1e-10
 
 
 # ---------------------------------------------------------------- not finite

@@ -154,9 +154,6 @@ def test_files_that_cannot_be_read(tmp_path):
         read_demonstrations(written(tmp_path, "", " "))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="demonstrate.py read_demonstrations: splitlines cuts lines at U+2028, U+0085 and others"
-)
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\u2029"])
 def test_separators_that_json_allows_in_a_string(tmp_path, separator):
     (task,) = read_demonstrations(written(tmp_path, conversation(("user", f"a{separator}b"), ("assistant", "c"))))

@@ -46,7 +46,9 @@ def reinforce(groups: Sequence[Group], scores: Scores) -> Credit:
     """Totals against the mean of all other trajectories of the step; a lone one keeps its total."""
     per_group = totals_of(groups)
     sizes = [len(totals) for totals in per_group]
-    everything = np.concatenate(per_group) if per_group else np.zeros(0)
+    if not per_group:
+        return []
+    everything = np.concatenate(per_group)
     n = len(everything)
     advantages = centre(everything) * (n / (n - 1)) if n > 1 else everything
     return spread(groups, np.split(advantages, np.cumsum(sizes)[:-1]))

@@ -35,12 +35,15 @@ def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     if shape.top_p is not None:
         logprobs = keep_top_p(logprobs, shape.top_p)
-    cumulative = logprobs.exp().to(torch.float64).cumsum(-1)
-    threshold = noise.to(torch.float64)[:, None] * cumulative[:, -1:]
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
+    cumulative = logprobs.exp().to(wide).cumsum(-1)
+    threshold = noise.to(wide)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    if chosen.isnan().any():
+        raise RuntimeError("the model's logits are not numbers")
     if greedy is not None:
         chosen = torch.where(greedy, 0.0, chosen)
     return tokens, chosen
@@ -59,5 +62,6 @@ def keep_top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
     mass = ordered.exp().cumsum(-1)
     beyond = (mass - ordered.exp()) >= top_p[:, None]
     beyond[:, 0] = False
+    beyond &= top_p[:, None] < 1.0
     dropped = torch.zeros_like(beyond).scatter(1, index, beyond)
     return logprobs.masked_fill(dropped, -torch.inf).log_softmax(-1)

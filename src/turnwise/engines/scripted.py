@@ -47,10 +47,12 @@ class ScriptedEngine:
         self.prompts.append(prompt)
         said = self.script(prompt, session, seed)
         text = said if isinstance(said, str) else await said
-        tokens = np.array([*self.encode(text), self.end_token], np.int32)
+        ends = [text.find(stop) + len(stop) for stop in sampling.stop if stop in text]
+        spoken = self.encode(text[: min(ends)]) if ends else [*self.encode(text), self.end_token]
         room = min(sampling.max_tokens, self.context - len(prompt))
-        stop = StopReason.end_token if len(tokens) <= room else StopReason.length
-        tokens = tokens[:room]
+        stop = StopReason.stop_string if ends else StopReason.end_token
+        stop = stop if len(spoken) <= room else StopReason.length
+        tokens = np.array(spoken[:room], np.int32)
         logprobs = np.full(len(tokens), self.logprob, np.float32)
         return Completion(tokens, logprobs, np.full(len(tokens), self.version, np.int32), stop)
 
@@ -59,6 +61,9 @@ class ScriptedEngine:
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         self.version = version
+
+    async def forget(self) -> None:
+        return None
 
     async def pause(self) -> None:
         return None

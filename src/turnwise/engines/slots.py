@@ -120,12 +120,20 @@ class SlotModel:
                 for name, tensor in own.items():
                     tensor.copy_(weights[name])
         self.version = version
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the prefixes of idle slots, and the order in which slots were used."""
+        self.filled[[slot for slot in range(len(self.filled)) if slot not in self.requests]] = 0
+        self.used[:] = 0
+        self.clock = 0
+        self.homes = {request.session: slot for slot, request in self.requests.items()}
 
     def admit(self) -> None:
         """Give waiting requests a slot each, while there are slots and the pass stays within its prefill budget."""
         budget = PREFILL_TOKENS
         while self.waiting and len(self.requests) < len(self.filled) and budget > 0:
-            request = self.waiting.pop(0)
+            request = self.waiting[0]
             slot = self.place(request)
             size = len(request.prompt)
             self.tokens[slot, :size] = request.prompt
@@ -139,6 +147,7 @@ class SlotModel:
             request.admitted = time.perf_counter()
             self.requests[slot] = request
             self.homes[request.session] = slot
+            self.waiting.pop(0)
             budget -= int(size - self.filled[slot])
 
     def place(self, request: Request) -> int:
@@ -171,7 +180,7 @@ class SlotModel:
         requests = [self.requests[slot] for slot in slots]
         self.filled[slots] = self.length[slots]
         noise = uniforms(self.seeds[slots], self.length[slots] - self.prompt_length[slots])
-        tokens, logprobs = draw(logits, self.shape(requests), torch.from_numpy(noise).to(logits.device))
+        tokens, logprobs = draw(logits, self.shape(requests), self.on_device(noise))
         sampled = tokens.cpu().numpy()
         place = self.length[slots]
         self.tokens[slots, place] = sampled
@@ -207,6 +216,9 @@ class SlotModel:
         self.model_seconds += time.perf_counter() - before
         return logits
 
+    def on_device(self, noise: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(noise.astype(np.float32) if self.device == "mps" else noise).to(self.device)
+
     def shape(self, requests: Sequence[Request]) -> Shape:
         def column(name: str, neutral: float) -> torch.Tensor | None:
             values = [getattr(request.sampling, name) for request in requests]
@@ -232,10 +244,10 @@ class SlotModel:
 
     def has_stop_string(self, request: Request) -> bool:
         """Whether the newest token completed a stop string. A token has at least one byte, so the tail that can matter
-        is as many tokens as the longest stop string has bytes."""
+        is as many tokens as the longest stop string has bytes, and one more: some decoders strip a leading space."""
         slot = request.slot
         longest = max(len(text.encode()) for text in request.sampling.stop)
-        begin = max(self.prompt_length[slot], self.length[slot] - longest)
+        begin = max(self.prompt_length[slot], self.length[slot] - longest - 1)
         text = self.decode(self.tokens[slot, begin : self.length[slot]].tolist())
         return any(stop in text for stop in request.sampling.stop)
 
@@ -274,7 +286,9 @@ class SlotEngine:
         self.arrivals: list[Request] = []
         self.departures: list[Request] = []
         self.wake = asyncio.Event()
-        self.lock = asyncio.Lock()  # held while the model computes, loads or is paused
+        self.lock = asyncio.Lock()  # held while the model computes or loads
+        self.running = asyncio.Event()
+        self.running.set()
         self.driver: asyncio.Task[None] | None = None
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
@@ -282,6 +296,8 @@ class SlotEngine:
             raise ValueError("an engine needs a prompt of at least one token")
         if len(prompt) >= self.context:
             raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.context}")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"a seed has 64 bits, got {seed}")
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")
         request = Request(
@@ -303,6 +319,7 @@ class SlotEngine:
                 self.wake.clear()
                 await self.wake.wait()
             await self.settle()
+            await self.running.wait()
             async with self.lock:
                 self.hand_over()
                 try:
@@ -347,11 +364,18 @@ class SlotEngine:
         async with self.lock:
             await self.run(self.model.load, {} if self.shares_weights else weights, version)
 
+    async def forget(self) -> None:
+        async with self.lock:
+            self.model.forget()
+
     async def pause(self) -> None:
-        await self.lock.acquire()
+        """Sample nothing more until `resume`; calls in flight wait. Returns once the present step is over."""
+        self.running.clear()
+        async with self.lock:
+            return
 
     async def resume(self) -> None:
-        self.lock.release()
+        self.running.set()
 
     async def close(self) -> None:
         if self.driver is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 from turnwise.types import Message, Task
@@ -35,8 +36,8 @@ class Reply:
     """Strings that end the next action."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.messages, (str, Message)):
-            raise ValueError("Reply.messages is a sequence of Message, not a single one")
+        if isinstance(self.messages, (str, Message)) or isinstance(self.stop, str):
+            raise ValueError("Reply.messages and Reply.stop are sequences, not a single message or string")
         object.__setattr__(self, "messages", tuple(self.messages))
         object.__setattr__(self, "stop", tuple(self.stop))
         if self.history is not None:
@@ -45,7 +46,7 @@ class Reply:
             if not isinstance(message, Message):
                 raise ValueError(f"a Reply holds Message values, got {type(message).__name__}")
         for amount in (self.reward, self.outcome, *self.marks.values()):
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):
+            if isinstance(amount, bool) or not isinstance(amount, Real) or not math.isfinite(amount):
                 raise ValueError(f"rewards, outcomes and marks are finite numbers, got {amount!r}")
         if not isinstance(self.finished, bool):
             raise ValueError(f"Reply.finished is a bool, got {self.finished!r}")
@@ -54,7 +55,8 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else.
+    """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else. The
+    constructor must be quick: what takes time belongs in `open`.
 
     Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
     share no task, and may offer `demonstrate(noise, random) -> str`, what an expert would say now.

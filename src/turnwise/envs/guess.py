@@ -23,7 +23,7 @@ class Guess:
         user: higher                assistant: 12      -> outcome 1
     """
 
-    def __init__(self, guesses: int = 6) -> None:
+    def __init__(self, guesses: int = 7) -> None:
         """guesses: how many the agent has."""
         self.guesses = guesses
 

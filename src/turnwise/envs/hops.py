@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from random import Random
 from typing import Any, Literal
@@ -22,7 +21,6 @@ TOOL_SYSTEM = (
     "Follow the links. Call the tool get with a name to see where it leads, then the tool answer with the last name. "
     'Write a call as <tool_call>{"name": "get", "arguments": {"name": NAME}}</tool_call>.'
 )
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class Hops:
@@ -97,9 +95,9 @@ class Hops:
         if self.commands == "plain":
             verb, _, name = text.strip().partition(" ")
             return verb, name
-        call = TOOL_CALL.search(text)
+        call, closed, _ = text.partition("<tool_call>")[2].partition("</tool_call>")
         try:
-            tool = json.loads(call.group(1)) if call else {}
+            tool = json.loads(call if closed else "")
             return str(tool["name"]), str(tool["arguments"]["name"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return "", ""

@@ -77,16 +77,15 @@ class Learner:
         sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0}
         logprobs_now = [np.zeros(0, np.float32)] * len(credit)
         for plan in plans:
-            weight = self.policy.tensor(plan.gather(weights))
             logprobs, entropies = self.policy.logprobs(plan)
-            anchor = logprobs.detach() if old is None else self.policy.tensor(plan.gather(old))
-            advantages = self.policy.tensor(plan.gather(credit)).to(logprobs.dtype)
-            terms, measured = loss(logprobs, anchor.to(logprobs.dtype), advantages)
-            total = (terms * weight.to(terms.dtype)).sum()
+            weight, advantages = (self.policy.tensor(plan.gather(x), logprobs.dtype) for x in (weights, credit))
+            anchor = logprobs.detach() if old is None else self.policy.tensor(plan.gather(old), logprobs.dtype)
+            terms, measured = loss(logprobs, anchor, advantages)
+            total = (terms * weight).sum()
             total.backward()
             sums["loss"] += float(total.detach())
             for name, values in {"entropy": entropies.detach(), **measured}.items():
-                sums[name] = sums.get(name, 0.0) + float((values.double() * weight).sum())
+                sums[name] = sums.get(name, 0.0) + float((values * weight).sum())
             parts = np.split(logprobs.detach().float().cpu().numpy(), plan.offsets[1:-1])
             for turn, part in zip(plan.turns, parts, strict=True):
                 logprobs_now[turn] = part

@@ -50,10 +50,10 @@ def build_model(
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
-        intermediate_size=hidden * 8 // 3 // 32 * 32,
+        intermediate_size=max(32, hidden * 8 // 3 // 32 * 32),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 2),
+        num_key_value_heads=heads // 2 if heads % 2 == 0 else heads,
         head_dim=32,
         max_position_embeddings=max(context, 1024),
         tie_word_embeddings=True,

@@ -43,6 +43,22 @@ class Plan:
     action_nodes: Index
     """[K] the node of every action token, turn after turn."""
 
+    @classmethod
+    def of_chains(cls, rows: NDArray[np.integer]) -> Plan:
+        """Rows of equal length side by side, with no actions in them."""
+        length = rows.shape[1]
+        places = np.arange(rows.size, dtype=np.int32)
+        depth = places % length
+        return cls(
+            tokens=rows.astype(np.int32).reshape(-1),
+            depth=depth,
+            parent=np.where(depth == 0, -1, places - 1).astype(np.int32),
+            exit=places - depth + length,
+            turns=np.zeros(0, np.int64),
+            offsets=np.zeros(1, np.int64),
+            action_nodes=np.zeros(0, np.int64),
+        )
+
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)

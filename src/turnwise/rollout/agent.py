@@ -74,13 +74,22 @@ async def attempt(
         log.warning(
             "%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session
         )
-    except Exception as error:  # the one place where a failure becomes a failed trajectory
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        # The one place where a failure becomes a failed trajectory. A cancellation counts as one only where nobody
+        # has cancelled the attempt: then it is of the environment's own making.
+        if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+            raise
         record.status = Status.failed
         log.warning("%s failed: %s: %s", which.session, type(error).__name__, error)
     finally:
         if environment is not None:
             await close(which, environment, limits, record)
-    return Trajectory(tuple(record.turns), record.status, record.outcome, record.marks)
+    return record.trajectory(which)
+
+
+def is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Clock:
@@ -117,6 +126,15 @@ class Record:
         self.outcome += reply.outcome
         self.marks.update(reply.marks)
 
+    def trajectory(self, which: Attempt) -> Trajectory:
+        """The attempt as it ended; one whose pay adds up to no finite number has failed."""
+        turns = tuple(self.turns)
+        try:
+            return Trajectory(turns, self.status, self.outcome, self.marks)
+        except ValueError as error:
+            log.warning("%s failed: %s", which.session, error)
+            return Trajectory((), Status.failed)
+
 
 async def play(
     which: Attempt,
@@ -130,6 +148,8 @@ async def play(
 ) -> Status:
     """Per turn: render the prompt, check the limits on that prompt, generate, step the environment, record."""
     reply = await ask(clock, environment.open, which.task)
+    if reply.finished or reply.reward:
+        raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
     record.pay(reply)
     messages = reply.history or reply.messages
     prompt = renderer.first(messages)
@@ -197,8 +217,8 @@ async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
     def work() -> None:
         try:
             set_it, value = future.set_result, method(*arguments)
-        except Exception as error:
-            set_it, value = future.set_exception, error
+        except BaseException as error:  # a future refuses StopIteration, and a thread's SystemExit goes nowhere
+            set_it, value = future.set_exception, EnvironmentFailure(f"{type(error).__name__}: {error}")
         with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
             loop.call_soon_threadsafe(answer, set_it, value)
 
@@ -213,9 +233,10 @@ async def close(which: Attempt, environment: Environment, limits: Limits, record
             reply = await call(environment.close)
         if isinstance(reply, Reply):
             record.pay(reply)
+            record.outcome += reply.reward
         elif reply is not None:
             raise EnvironmentFailure(f"close must return a Reply or None, got {type(reply).__name__}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log.warning("%s: closing the environment failed: %s: %s", which.session, type(error).__name__, error)
         if record.status.counts:
             record.status = Status.failed

@@ -66,7 +66,7 @@ def read_demonstrations(path: Path) -> list[Task]:
     """Conversations from JSON lines, as tasks whose data is {"messages": [{"role": ..., "content": ...}, ...]}."""
     tasks = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read demonstrations from {path}: {error}") from None
     for number, line in enumerate(lines, 1):

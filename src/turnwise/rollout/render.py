@@ -72,7 +72,8 @@ class Renderer:
             return self.fresh(before, messages, Break.history)
         if self.history == "rerender":
             return self.fresh(before, messages, Break.rerender)
-        suffix = self.suffix_after_action(new)
+        said = messages[: len(messages) - len(new)][-1:]
+        suffix = self.suffix_after_action(new, any("</think>" in message.content for message in said))
         if suffix is None:
             return self.fresh(before, messages, Break.template)
         closed = len(before.action) > 0 and int(before.action[-1]) == suffix[0]
@@ -96,28 +97,27 @@ class Renderer:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def render(self, messages: Sequence[Message], generation: bool = True) -> str:
+    def render(self, messages: Sequence[Message]) -> str:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text: str = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation)
+            text: str = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise their own exceptions, from jinja and from HF
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return text
 
-    def render_suffix(self, new: tuple[Message, ...]) -> Tokens | None:
-        """The end token of an action and all that follows it up to the next action, or None where that depends on
-        what came before.
+    def render_suffix(self, new: tuple[Message, ...], thought: bool) -> Tokens | None:
+        """The end token of an action and all that follows it up to the next action, or None where the template would
+        not leave the turns before as they were.
 
-        The suffix is cut from a conversation with a fixed beginning; the template must render that beginning the same
-        with and without the new messages.
+        That is tried on a conversation with a fixed beginning: its generation prompt and its action, with thinking in
+        it where the real one has some, must be the beginning of what the template makes of it with the new messages.
         """
-        base = (Message("user", "q"), Message("assistant", "a"))
-        before, after = self.render(base, generation=False), self.render((*base, *new))
-        end = self.tokenizer.eos_token
-        place = before.rfind(end)
-        if place < 0 or not after.startswith(before[: place + len(end)]):
+        question, answer = Message("user", "q"), "<think>\nt\n</think>\n\na" if thought else "a"
+        seen = self.render((question,)) + answer + self.tokenizer.eos_token
+        shown = self.render((question, Message("assistant", answer), *new))
+        if not shown.startswith(seen):
             return None
-        suffix = self.encode(after[place:])
+        suffix = self.encode(shown[len(seen) - len(self.tokenizer.eos_token) :])
         suffix.flags.writeable = False
         return suffix if len(suffix) and int(suffix[0]) == self.end_token else None
 

@@ -41,14 +41,19 @@ class GroupStream:
         self.wanted = asyncio.Semaphore(wanted)
         self.started: deque[asyncio.Task[Group]] = deque()
         self.arrival = asyncio.Event()
+        self.error: Exception | None = None
 
     async def produce(self) -> None:
-        """Start groups while there are slots."""
-        while True:
-            await self.wanted.acquire()
-            await self.slots.acquire()
-            draw = self.draw()
-            self.started.append(asyncio.create_task(self.make(draw), name=f"group {draw.number}: {draw.task.id}"))
+        """Start groups while there are slots; an error in drawing tasks reaches whoever takes."""
+        try:
+            while True:
+                await self.wanted.acquire()
+                await self.slots.acquire()
+                draw = self.draw()
+                self.started.append(asyncio.create_task(self.make(draw), name=f"group {draw.number}: {draw.task.id}"))
+                self.arrival.set()
+        except Exception as error:
+            self.error = error
             self.arrival.set()
 
     async def make(self, draw: Draw) -> Group:
@@ -57,6 +62,8 @@ class GroupStream:
     async def next(self) -> Group:
         """The group that started first among those not taken yet."""
         while not self.started:
+            if self.error is not None:
+                raise self.error
             self.arrival.clear()
             await self.arrival.wait()
         group = await asyncio.shield(self.started[0])
