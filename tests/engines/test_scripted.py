@@ -78,8 +78,12 @@ def test_the_unknown_logprob_is_not_a_number():
     assert math.isnan(UNKNOWN)
 
 
-def test_stop_strings_end_what_is_said():
-    sampling = Sampling(100, stop=("</a>",))
-    said = run(engine(lambda *_: "x</a> and more").generate(np.array([1]), sampling, session="s", seed=0))
+@pytest.mark.parametrize("stop", [("</a>",), ("</b>", "</a>"), ("never", "</a>")])
+def test_the_first_stop_string_ends_what_is_said(stop):
+    scripted = engine(lambda *_: "x</a> and y</b> and more")
+    said = run(scripted.generate(np.array([1]), Sampling(100, stop=stop), session="s", seed=0))
     assert "".join(map(chr, said.tokens)) == "x</a>"
     assert said.stop is StopReason.stop_string
+    cut = run(scripted.generate(np.array([1]), Sampling(3, stop=stop), session="s", seed=0))
+    assert "".join(map(chr, cut.tokens)) == "x</"
+    assert cut.stop is StopReason.length

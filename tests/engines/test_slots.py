@@ -500,14 +500,44 @@ def test_nothing_is_sampled_while_paused():
         check(model, prompt, completion)
 
 
-def test_weights_can_be_loaded_while_paused():
-    engine = slot_engine(served(tiny_model()))
+def test_weights_can_be_loaded_and_calls_aborted_while_paused():
+    model, new = tiny_model(seed=0), tiny_model(seed=1)
+    engine = slot_engine(served(model), slots=2)
+    asked = prompts(6, 9)
+
+    async def scene():
+        calls = [
+            asyncio.create_task(engine.generate(p, Sampling(40), session=f"s{i}", seed=i)) for i, p in enumerate(asked)
+        ]
+        await until(lambda: engine.model.sampled_tokens >= 6)
+        await engine.pause()
+        async with asyncio.timeout(2):
+            await engine.load(new.state_dict(), 1)
+            await engine.abort("s0")
+            aborted = await calls[0]
+        await engine.resume()
+        return aborted, await calls[1]
+
+    aborted, other = run(scene())
+    assert aborted.stop is StopReason.abort
+    assert set(aborted.versions.tolist()) == {0}
+    assert len(other.tokens) == 40
+    assert set(other.versions.tolist()) == {0, 1}
+
+
+def test_a_pause_after_a_resume_holds():
+    engine = slot_engine(served(tiny_model()), slots=2)
 
     async def scene():
         await engine.pause()
-        async with asyncio.timeout(0.2):
-            await engine.load(tiny_model(seed=1).state_dict(), 1)
+        call = asyncio.create_task(engine.generate(prompts(5)[0], Sampling(3), session="a", seed=0))
+        await asyncio.sleep(0.01)  # the driver waits for the resume
         await engine.resume()
+        await engine.pause()
+        await asyncio.sleep(0.02)
+        assert engine.model.sampled_tokens == 0
+        await engine.resume()
+        await call
 
     run(scene())
 
@@ -607,6 +637,43 @@ def test_a_call_that_saw_a_load_leaves_nothing_to_reuse():
     assert set(first.versions.tolist()) == {0, 1}
     for given, completion in asked:
         check(new, given, completion)
+
+
+@pytest.mark.parametrize("how", ["forget", "load"])
+def test_what_follows_does_not_depend_on_what_was_served_before(how):
+    """To the bit: what shares a pass, and which prefix is reused, would show in the last digits."""
+    model = tiny_model()
+
+    async def serve(first):
+        engine = slot_engine(served(tiny_model(seed=1) if how == "load" else model), slots=3)
+        if first:
+            await together(engine, prompts(*first, seed=1), 6)
+        if how == "load":
+            await engine.load(model.state_dict(), 1)
+        else:
+            await engine.forget()
+        prefilled = engine.model.prefilled_tokens
+        done = await together(engine, prompts(12, 3, 30, 17, 8), 9)
+        return [(c.tokens.tobytes(), c.logprobs.tobytes()) for c in done], engine.model.prefilled_tokens - prefilled
+
+    fresh = run(serve(()))
+    assert fresh == run(serve((12, 3, 30, 17, 8))) == run(serve((40,)))
+
+
+def test_forgetting_does_not_disturb_calls_in_flight():
+    model = tiny_model()
+    engine = slot_engine(served(model), slots=2)
+    asked = prompts(6, 9, 12)
+
+    async def scene():
+        calls = asyncio.create_task(together(engine, asked, 30))
+        await until(lambda: engine.model.sampled_tokens >= 8)
+        await engine.forget()
+        return await calls
+
+    for prompt, completion in zip(asked, run(scene()), strict=True):
+        assert len(completion.tokens) == 30
+        check(model, prompt, completion)
 
 
 def test_shared_weights_need_only_a_version():
@@ -743,9 +810,30 @@ def test_a_decode_that_raises_fails_the_call():
 
 
 def test_a_request_that_cannot_be_admitted_does_not_hang():
+    model = tiny_model()
+    engine = slot_engine(served(model))
+    place = engine.model.place
+
+    def fails(request):
+        engine.model.place = place
+        raise MemoryError("no room for a prefix")
+
+    engine.model.place = fails
+    prompt = prompts(4)[0]
+
+    async def scene():
+        with pytest.raises(EngineFailure, match="no room"):
+            await engine.generate(prompt, Sampling(5), session="a", seed=0)
+        return await engine.generate(prompt, Sampling(5), session="a", seed=0)
+
+    check(model, prompt, run(scene(), seconds=5))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_has_64_bits(seed):
     engine = slot_engine(served(tiny_model()))
-    with pytest.raises((EngineFailure, ValueError)):
-        run(engine.generate(prompts(4)[0], Sampling(5), session="a", seed=-1), seconds=0.5)
+    with pytest.raises(ValueError, match="64 bits"):
+        run(engine.generate(prompts(4)[0], Sampling(5), session="a", seed=seed), seconds=5)
 
 
 def test_an_empty_prompt_is_a_mistake():

@@ -505,32 +505,47 @@ def test_a_plain_method_that_raises_stop_iteration_is_a_failed_attempt():
     assert run(attempted(Plain(), **SHORT)).status is Status.failed
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_environment_that_exits_is_a_failed_attempt():
-    environment = Puppet(SystemExit(3))
+@pytest.mark.parametrize("where", ["opening", "step", "closing"])
+@pytest.mark.parametrize("wrap", [lambda environment: environment, plain], ids=["async", "plain"])
+def test_an_environment_that_exits_is_a_failed_attempt(where, wrap):
+    async def leave():
+        raise SystemExit(3)
+
+    environment = Puppet(leave if where == "step" else DONE, **({} if where == "step" else {where: leave}))
     try:
-        made = run(attempted(environment))
+        made = run(attempted(wrap(environment)))
     except SystemExit:
         pytest.fail("the process would have ended")
     assert made.status is Status.failed
     assert environment.closed == 1
 
 
-def test_an_inner_cancellation_of_the_environment_is_a_failed_attempt():
-    """For instance a task of its own that was cancelled; nobody has cancelled the attempt."""
+@pytest.mark.parametrize(
+    "where",
+    [
+        "opening",
+        "step",
+        "closing",
+    ],
+)
+def test_an_inner_cancellation_of_the_environment_is_a_failed_attempt(where):
+    """For instance a task of its own that it cancelled and awaits; nobody has cancelled the attempt."""
 
     async def inner():
         task = asyncio.ensure_future(asyncio.sleep(9))
         task.cancel()
         await task
 
+    environment = Puppet(inner if where == "step" else DONE, **({} if where == "step" else {where: inner}))
+
     async def scene():
-        call = asyncio.ensure_future(attempted(Puppet(inner)))
+        call = asyncio.ensure_future(attempted(environment))
         await asyncio.wait([call])
         assert not call.cancelled()
         return call.result()
 
     assert run(scene()).status is Status.failed
+    assert environment.closed == 1
 
 
 @pytest.mark.parametrize("paid", [{"outcome": 1.7e308}, {"reward": 1.7e308}])
@@ -539,20 +554,27 @@ def test_pay_that_adds_up_to_infinity_is_a_failed_attempt(paid):
     assert made.status is Status.failed
 
 
-def test_a_reward_of_the_closing_reply_is_paid_or_refused():
-    made = run(attempted(Puppet(DONE, closing=Reply(reward=2.0))))
-    assert made.total == 3.0 or made.status is Status.failed
+def test_a_late_reward_is_paid_to_the_attempt():
+    made = run(attempted(Puppet(Reply(user("on"), reward=0.5), DONE, closing=Reply(reward=2.0, outcome=4.0))))
+    assert made.total == 7.5
+    assert made.outcome == 7.0
 
 
-def test_a_reward_of_the_opening_reply_is_paid_or_refused():
-    made = run(attempted(Puppet(DONE, opening=Reply(user("go"), reward=2.0))))
-    assert made.total == 3.0 or made.status is Status.failed
-
-
-def test_an_attempt_that_is_finished_before_it_begins_calls_no_model():
+@pytest.mark.parametrize("opening", [{"reward": 2.0}, {"finished": True}])
+def test_an_opening_that_pays_for_a_turn_or_ends_the_attempt_has_failed(opening):
     engine = Spy()
-    run(attempted(Puppet(DONE, opening=Reply(user("go"), finished=True)), engine))
+    environment = Puppet(DONE, opening=Reply(user("go"), **opening))
+    assert run(attempted(environment, engine)).status is Status.failed
     assert engine.asked == []
+    assert environment.closed == 1
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    """A float32 would be summed in float32, and JSON does not know it."""
+    paid = {"reward": np.float32(0.1), "outcome": np.float32(0.1), "marks": {"x": np.int64(3)}}
+    made = run(attempted(Puppet(Reply(user("on"), **paid), Reply(finished=True, **paid), closing=Reply(**paid))))
+    numbers = [made.outcome, made.total, *made.marks.values(), *(turn.reward for turn in made.turns)]
+    assert {type(number) for number in numbers} == {float}
 
 
 # ---------------------------------------------------------------- engines that misbehave, and cancellation

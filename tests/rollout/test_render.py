@@ -190,6 +190,34 @@ def test_a_generation_prompt_that_old_turns_lack_is_a_break():
     assert prompt.tokens.tolist() == render.first(messages).tokens.tolist()
 
 
+AFTER_QUESTION = (
+    "{% set last = namespace(user=-1) %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% set text = message.content %}"
+    "{% if loop.index0 < last.user %}{% set text = text.split('</think>')[-1] %}{% endif %}"
+    f"{LINE}{{% endfor %}}{GENERATION}"
+)
+"""Keeps thinking until the next message of the user, as Qwen3's does: results of tools do not end it."""
+
+
+def test_thinking_may_stay_while_tools_answer_and_go_with_the_next_question():
+    render = renderer(template=AFTER_QUESTION)
+    messages, prompt = user("go"), render.first(user("go"))
+    exchanges = [
+        ("<think>\nhm\n</think>\n\nlook", (Message("tool", "4"),), Break.none),
+        ("no thinking here", (Message("tool", "5"),), Break.none),
+        ("it is 5", user("and now?"), Break.template),  # the first thought goes, two turns late
+        ("again", user("and then?"), Break.none),
+    ]
+    for said, heard, broke in exchanges:
+        before = turn(prompt, action_of(render, said))
+        messages = (*messages, Message("assistant", said), *heard)
+        prompt = render.next(before, messages, heard, replaced=False)
+        assert prompt.tokens.tolist() == render.first(messages).tokens.tolist()
+        assert prompt.broke is broke
+
+
 @pytest.mark.parametrize("history", ["extend", "rerender"])
 def test_a_history_chosen_by_the_environment_is_shown(history):
     render = renderer(history)

@@ -217,7 +217,9 @@ class SlotModel:
         return logits
 
     def on_device(self, noise: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(noise.astype(np.float32) if self.device == "mps" else noise).to(self.device)
+        return torch.from_numpy(noise.astype(np.float32).clip(max=1 - 2**-24) if self.device == "mps" else noise).to(
+            self.device
+        )
 
     def shape(self, requests: Sequence[Request]) -> Shape:
         def column(name: str, neutral: float) -> torch.Tensor | None:
@@ -319,7 +321,8 @@ class SlotEngine:
                 self.wake.clear()
                 await self.wake.wait()
             await self.settle()
-            await self.running.wait()
+            while not self.running.is_set():
+                await self.running.wait()
             async with self.lock:
                 self.hand_over()
                 try:

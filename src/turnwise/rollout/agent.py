@@ -123,7 +123,7 @@ class Record:
         self.marks: dict[str, float] = {}
 
     def pay(self, reply: Reply) -> None:
-        self.outcome += reply.outcome
+        self.outcome += float(reply.outcome)
         self.marks.update(reply.marks)
 
     def trajectory(self, which: Attempt) -> Trajectory:
@@ -233,10 +233,12 @@ async def close(which: Attempt, environment: Environment, limits: Limits, record
             reply = await call(environment.close)
         if isinstance(reply, Reply):
             record.pay(reply)
-            record.outcome += reply.reward
+            record.outcome += float(reply.reward)
         elif reply is not None:
             raise EnvironmentFailure(f"close must return a Reply or None, got {type(reply).__name__}")
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+            raise
         log.warning("%s: closing the environment failed: %s: %s", which.session, type(error).__name__, error)
         if record.status.counts:
             record.status = Status.failed

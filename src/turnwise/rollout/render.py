@@ -72,8 +72,9 @@ class Renderer:
             return self.fresh(before, messages, Break.history)
         if self.history == "rerender":
             return self.fresh(before, messages, Break.rerender)
-        said = messages[: len(messages) - len(new)][-1:]
-        suffix = self.suffix_after_action(new, any("</think>" in message.content for message in said))
+        earlier = messages[: len(messages) - len(new)]
+        thought = any("</think>" in message.content for message in earlier if message.role == "assistant")
+        suffix = self.suffix_after_action(new, thought)
         if suffix is None:
             return self.fresh(before, messages, Break.template)
         closed = len(before.action) > 0 and int(before.action[-1]) == suffix[0]

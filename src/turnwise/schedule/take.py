@@ -61,4 +61,4 @@ def why_dropped(group: Group) -> str:
             f"ended as {', '.join(statuses)}; see events.log in the run folder"
         )
     totals = sorted({trajectory.total for trajectory in group.trajectories})
-    return f"every attempt at task {group.task.id} was paid {totals[0] if totals else 'nothing'}"
+    return f"the attempts at task {group.task.id} were paid {', '.join(f'{total:g}' for total in totals) or 'nothing'}"
