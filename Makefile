@@ -31,10 +31,10 @@ train: $(VENV)/.base
 	@$(BIN)/turnwise train $(RECIPE) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

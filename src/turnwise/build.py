@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -45,6 +46,17 @@ BUILT_IN = {"hops": "turnwise.envs.hops:Hops", "guess": "turnwise.envs.guess:Gue
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call in the event loop itself: nothing else runs meanwhile."""
     return function(*arguments)
+
+
+def in_own_thread(name: str) -> Callable[..., Awaitable[Any]]:
+    """Calls in one thread that is always the same: a thread has its own memory arena and its own OpenMP team, and a
+    pool would grow one of each per worker."""
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
+    return run
 
 
 # ---------------------------------------------------------------- environments
@@ -239,7 +251,9 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> S
         dtype=DTYPES[recipe.model.dtype],
         version=version,
     )
-    return SlotEngine(slot_model, run=asyncio.to_thread if overlapping else inline, shares_weights=not overlapping)
+    return SlotEngine(
+        slot_model, run=in_own_thread("engine") if overlapping else inline, shares_weights=not overlapping
+    )
 
 
 def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer) -> Practice:
@@ -293,7 +307,7 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0) -> Parts:
         estimate=partial(ESTIMATORS[recipe.credit.name], **estimator),
         weigh=partial(WEIGHTINGS[recipe.weighting.name], **weighting),
         loss=partial(LOSSES[recipe.loss.name], **loss_arguments),
-        run=asyncio.to_thread if recipe.max_lag else inline,
+        run=in_own_thread("learner") if recipe.max_lag else inline,
     )
     return Parts(
         recipe,

@@ -114,6 +114,7 @@ class Run:
         self.tracker = open_tracker(recipe, folder)
         self.since = self.counters()
         self.last_checkpoint = -1
+        self.lap_began = time.perf_counter()
 
     def counters(self) -> dict[str, float]:
         """Seconds inside the models so far."""
@@ -127,8 +128,10 @@ class Run:
         try:
             yield
         finally:
-            seconds = self.state.seconds
-            seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - before
+            self.spend(stage, time.perf_counter() - before)
+
+    def spend(self, stage: str, seconds: float) -> None:
+        self.state.seconds[stage] = self.state.seconds.get(stage, 0.0) + seconds
 
     async def exam(self, *, greedy: bool, tasks_per_dataset: int) -> dict[str, float]:
         """Held-out metrics of the live weights."""
@@ -163,9 +166,8 @@ class Run:
         now = self.counters()
         metrics |= {f"seconds/{name}": now[name] - self.since[name] for name in now}
         metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
-        for name in ("seconds/step", "seconds/plan_and_credit", "seconds/load"):
-            stage = name.removeprefix("seconds/")
-            self.state.seconds[stage] = self.state.seconds.get(stage, 0.0) + metrics[name]
+        for stage in ("step", "plan_and_credit", "load"):
+            self.spend(stage, metrics[f"seconds/{stage}"])
         step, every = progress.step, self.recipe.evaluation.every
         if step == self.recipe.steps:
             metrics |= await self.full_exam()
@@ -175,6 +177,9 @@ class Run:
             self.tracker.log(step, metrics)
             archive.write_step(self.folder.archive, step, records)
             archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
+        lap_ended = time.perf_counter()
+        self.spend("train", lap_ended - self.lap_began)
+        self.lap_began = lap_ended
         success = metrics.get("eval/sampled/success", -1.0)
         if better := success > self.state.best_success:
             self.state.best_step, self.state.best_success = step, success
@@ -198,11 +203,11 @@ class Run:
     async def train(self, stop: asyncio.Event) -> None:
         parts, progress = self.parts, self.state.progress
         self.screen.begin("training", self.recipe.steps, progress.step)
+        self.lap_began = time.perf_counter()
         try:
-            with self.timed("train"):
-                await train(
-                    parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, self.after, stop
-                )
+            await train(
+                parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, self.after, stop
+            )
         except RunStopped:
             self.checkpoint()
             raise
@@ -251,12 +256,17 @@ async def start(recipe: Recipe, screen: Screen, stop: asyncio.Event) -> dict[str
     """A new run: its summary, or None where it was stopped."""
     check(recipe)
     folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
+    return await go(await begun(recipe, folder, screen, stop), stop)
+
+
+async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event) -> Run:
+    """A run at its beginning: warm start made, first evaluation and checkpoint written."""
     set_threads(recipe)
     state = State()
     model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
     run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
     await run.before()
-    return await go(run, stop)
+    return run
 
 
 async def resume(path: Path, screen: Screen, stop: asyncio.Event) -> dict[str, Any] | None:
@@ -265,21 +275,18 @@ async def resume(path: Path, screen: Screen, stop: asyncio.Event) -> dict[str, A
     recipe = parse_recipe(json.loads(folder.config.read_text()), str(folder.config))
     recipe = recipe.model_copy(update={"out": str(path)})
     check(recipe)
-    set_threads(recipe)
     checkpoint = latest_checkpoint(folder.checkpoints)
     step = checkpoint.step if checkpoint else -1
     tracker.cut_back(folder.metrics, step)
     archive.cut_back(folder.archive, step)
     if checkpoint is None:
-        state = State()
-        model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
-        run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
-        await run.before()
-        return await go(run, stop)
+        return await go(await begun(recipe, folder, screen, stop), stop)
     return await go(await restored(recipe, folder, checkpoint, screen), stop)
 
 
 async def restored(recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen) -> Run:
+    """A run as its checkpoint left it."""
+    set_threads(recipe)
     model, tokenizer = await model_and_tokenizer(recipe, checkpoint.path)
     parts = build(recipe, model, tokenizer, checkpoint.step)
     parts.learner.restore(checkpoint.path)
