@@ -1,0 +1,284 @@
+"""The archive: every group of every step, kept and dropped, with all its turns, its credit and its weights.
+
+One Parquet file per step, one row per attempt, in order. The tokens of an attempt are one list and its turns point into
+it, so a history that only grew is stored once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise.runs.columns import (
+    bounds_of,
+    fields_of,
+    list_column,
+    map_column,
+    maps_of,
+    number_column,
+    pieces_of,
+    struct_column,
+    text_column,
+    texts_of,
+    token_column,
+)
+from turnwise.types import (
+    Floats,
+    Group,
+    Message,
+    Status,
+    Task,
+    Trajectory,
+    TurnTiming,
+    frozen_array,
+    pack_tokens,
+    rebuild_trajectory,
+    turns_of,
+)
+
+FORMAT_KEY, FORMAT = b"turnwise.archive", b"1"
+NAME = re.compile(r"step-(\d{6,})\.parquet")
+NO_ATTEMPT = Trajectory((), Status.failed)
+"""Fills the row of a group without attempts."""
+TIMES = tuple(field.name for field in fields(TurnTiming))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """One group of a step, whether it trained, and with which credit and weights.
+
+    Example:
+        Record(group, kept=True, credit=(first_turn, second_turn), weights=(first_turn, second_turn))
+        Record(group, kept=False)
+    """
+
+    group: Group
+    kept: bool
+    credit: tuple[Floats, ...] = ()
+    """[A] per turn of `turns_of([group])`; empty for a dropped group."""
+    weights: tuple[Floats, ...] = ()
+    """[A] per turn of `turns_of([group])`; empty for a dropped group."""
+
+    def __post_init__(self) -> None:
+        sizes = [len(turn.action) for turn in turns_of([self.group])] if self.kept else []
+        for name in ("credit", "weights"):
+            arrays = tuple(frozen_array(values, np.float32, f"Record.{name}") for values in getattr(self, name))
+            if [len(array) for array in arrays] != sizes:
+                raise ValueError(
+                    f"Record.{name} of a {'kept' if self.kept else 'dropped'} group needs one array per turn that trains, "
+                    f"of {sizes} tokens, got {[len(array) for array in arrays]} (task {self.group.task.id})"
+                )
+            object.__setattr__(self, name, arrays)
+
+
+def write_step(folder: Path, step: int, records: Sequence[Record]) -> Path:
+    """The file of `step`, complete, with `records` in order."""
+    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:06d}.parquet"
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        to_table(step, records),
+        sink,
+        compression="zstd",
+        use_dictionary=False,  # a vocabulary is no small dictionary, and zstd finds the repeats of the other columns
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "credit", "weights")},
+        write_statistics=False,
+    )
+    write_atomically(path, memoryview(sink.getvalue()))
+    return path
+
+
+def read_step(path: Path) -> list[Record]:
+    """The records of a step, as they were given to `write_step`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid:
+        raise ValueError(f"{path} is not a Parquet file; remove it or restore it from a copy") from None
+    found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode()
+    if found != FORMAT.decode():
+        raise ValueError(
+            f"{path} has archive format {found}, not {FORMAT.decode()}; read it with the turnwise that wrote it"
+        )
+    return from_table(file.read())
+
+
+def archived_steps(folder: Path) -> list[int]:
+    """The steps that have a file, in order."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(name[1]) for path in paths if (name := NAME.fullmatch(path.name)))
+
+
+def cut_back(folder: Path, step: int) -> None:
+    """Remove the files of steps after `step`, and what a kill left half written."""
+    clear_leftovers(folder)
+    _remove(folder, (later for later in archived_steps(folder) if later > step))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the files of the newest `keep` steps."""
+    if keep < 1:
+        raise ValueError(f"at least 1 step has to stay in the archive, got keep={keep}")
+    _remove(folder, archived_steps(folder)[:-keep])
+
+
+def _remove(folder: Path, steps: Iterable[int]) -> None:
+    for step in steps:
+        (folder / f"step-{step:06d}.parquet").unlink()
+
+
+def to_table(step: int, records: Sequence[Record]) -> Any:
+    """The Arrow table of `records`: one row per attempt, in each group those that count first.
+
+    A group without attempts has one row, whose attempt, status and outcome are null.
+    """
+    import pyarrow as pa
+
+    rows = [
+        (number, attempt, trajectory)
+        for number, record in enumerate(records)
+        for attempt, trajectory in enumerate((*record.group.trajectories, *record.group.failed) or (NO_ATTEMPT,))
+    ]
+    attempts = [trajectory for _, _, trajectory in rows]
+    absent = np.array([trajectory is NO_ATTEMPT for trajectory in attempts], bool)
+    number = number_column((number for number, _, _ in rows), np.int32)
+    tasks = [record.group.task for record in records]
+    columns = {
+        "step": pa.array(np.full(len(rows), step, np.int32)),
+        "group": number,
+        "kept": number_column((record.kept for record in records), bool).take(number),
+        "task": text_column([task.id for task in tasks]).take(number),
+        "dataset": text_column([task.dataset for task in tasks]).take(number),
+        "data": text_column([_to_json(task) for task in tasks]).take(number),
+        "attempt": pa.array(np.array([attempt for _, attempt, _ in rows], np.int32), mask=absent),
+        "status": pa.array([None if t is NO_ATTEMPT else str(t.status) for t in attempts], pa.string()),
+        "outcome": pa.array(np.array([trajectory.outcome for trajectory in attempts], np.float64), mask=absent),
+        "marks": map_column([trajectory.marks for trajectory in attempts]),
+        **_turn_columns(attempts),
+    }
+    trained = [t.num_action_tokens if records[n].kept and t.status.counts else 0 for n, _, t in rows]
+    for name in ("credit", "weights"):
+        arrays = [array for record in records for array in getattr(record, name)]
+        columns[name] = token_column(trained, arrays, np.float32)
+    return pa.table(columns).replace_schema_metadata({FORMAT_KEY: FORMAT})
+
+
+def from_table(table: Any) -> list[Record]:
+    """Inverse of `to_table`."""
+    column = {name: table[name].combine_chunks() for name in table.column_names}
+    ids, datasets, data = (texts_of(column[name]) for name in ("task", "dataset", "data"))
+    kept = column["kept"].to_pylist()
+    attempts = _read_attempts(column)
+    trained = [
+        len(turn.action)
+        for attempt, of_kept in zip(attempts, kept, strict=True)
+        if of_kept and attempt is not None and attempt.status.counts
+        for turn in attempt.turns
+    ]
+    credit, weights = pieces_of(column["credit"], trained), pieces_of(column["weights"], trained)
+    records = []
+    for _, same in groupby(range(len(attempts)), column["group"].to_pylist().__getitem__):
+        rows = list(same)
+        row = rows[0]
+        found = [attempt for attempt in attempts[row : row + len(rows)] if attempt is not None]
+        group = Group(
+            Task(ids[row], datasets[row], json.loads(data[row])),
+            tuple(attempt for attempt in found if attempt.status.counts),
+            tuple(attempt for attempt in found if not attempt.status.counts),
+        )
+        count = len(list(turns_of([group]))) if kept[row] else 0
+        records.append(Record(group, kept[row], tuple(islice(credit, count)), tuple(islice(weights, count))))
+    return records
+
+
+def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
+    """What is one per turn as a list of structs, what is one per token as lists of numbers."""
+    turns = [turn for trajectory in attempts for turn in trajectory.turns]
+    packed = [pack_tokens(trajectory.turns) for trajectory in attempts]
+    spans = np.concatenate([np.zeros((0, 3), np.int64), *(spans for _, spans in packed)])
+    per_turn = {
+        "start": number_column(spans[:, 0], np.int32),
+        "prompt_end": number_column(spans[:, 1], np.int32),
+        "end": number_column(spans[:, 2], np.int32),
+        "stop": text_column([turn.stop for turn in turns]),
+        "reward": number_column((turn.reward for turn in turns), np.float64),
+        "said": _message_column([turn.said for turn in turns]),
+        "heard": list_column(
+            [len(turn.heard) for turn in turns], _message_column([message for turn in turns for message in turn.heard])
+        ),
+        **{name: number_column((getattr(turn.timing, name) for turn in turns), np.float64) for name in TIMES},
+    }
+    actions = [trajectory.num_action_tokens for trajectory in attempts]
+    return {
+        "turns": list_column([len(trajectory.turns) for trajectory in attempts], struct_column(per_turn)),
+        "tokens": token_column([len(buffer) for buffer, _ in packed], [buffer for buffer, _ in packed], np.int32),
+        "logprobs": token_column(actions, [turn.logprobs for turn in turns], np.float32),
+        "versions": token_column(actions, [turn.versions for turn in turns], np.int32),
+    }
+
+
+def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
+    """The attempt of each row; None for a group without attempts."""
+    per_turn = fields_of(column["turns"].values)
+    spans = np.stack([per_turn[name].to_numpy().astype(np.int64) for name in ("start", "prompt_end", "end")], axis=1)
+    actions = spans[:, 2] - spans[:, 1]
+    heard = _messages_of(per_turn["heard"].values)
+    rest = list(
+        zip(
+            pieces_of(column["logprobs"], actions),
+            pieces_of(column["versions"], actions),
+            texts_of(per_turn["stop"]),
+            per_turn["reward"].to_pylist(),
+            _messages_of(per_turn["said"]),
+            (tuple(heard[start:end]) for start, end in bounds_of(per_turn["heard"])),
+            map(TurnTiming, *(per_turn[name].to_pylist() for name in TIMES)),
+            strict=True,
+        )
+    )
+    attempts: list[Trajectory | None] = []
+    for tokens, (start, end), status, outcome, marks in zip(
+        pieces_of(column["tokens"], column["tokens"].value_lengths().to_pylist()),
+        bounds_of(column["turns"]),
+        column["status"].to_pylist(),
+        column["outcome"].to_pylist(),
+        maps_of(column["marks"]),
+        strict=True,
+    ):
+        made = status and rebuild_trajectory(tokens, spans[start:end], rest[start:end], Status(status), outcome, marks)
+        attempts.append(made)
+    return attempts
+
+
+def _message_column(messages: Sequence[Message]) -> Any:
+    return struct_column(
+        {
+            "role": text_column([message.role for message in messages]),
+            "content": text_column([message.content for message in messages]),
+        }
+    )
+
+
+def _messages_of(column: Any) -> list[Message]:
+    """Inverse of `_message_column`."""
+    field = fields_of(column)
+    return list(map(Message, texts_of(field["role"]), texts_of(field["content"])))
+
+
+def _to_json(task: Task) -> str:
+    try:
+        return json.dumps(dict(task.data), ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"the data of task {task.id} must be JSON values to be archived: {error}") from None

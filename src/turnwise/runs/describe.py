@@ -1,0 +1,106 @@
+"""Metrics of groups: what a step's attempts were like, per trajectory and per turn, never mixed under one name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from turnwise.types import Group, Status, StopReason, Trajectory, turns_of
+
+STATISTICS = ("mean", "std", "min", "max")
+
+
+def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, success_at: float) -> dict[str, float]:
+    """The metrics of one step's groups.
+
+    Rewards, success, lengths, stops and marks are over all attempts that count, of kept and dropped groups together:
+    a filter that drops groups in which everything succeeded must not bias the curve. Failed attempts appear in the
+    statuses and in trajectory/failed only. Lag is over the action tokens that train, those of kept groups; `version`
+    is the version being trained. A mean over nothing is NaN.
+    """
+    groups = [*kept, *dropped]
+    attempts = [trajectory for group in groups for trajectory in group.trajectories]
+    metrics = _rewards(attempts, success_at)
+    metrics |= _datasets(groups, success_at)
+    metrics |= _trajectories(attempts)
+    metrics["trajectory/failed"] = float(sum(len(group.failed) for group in groups))
+    metrics |= _turns(groups)
+    metrics |= _statuses(groups)
+    metrics["groups/kept"] = float(len(kept))
+    metrics["groups/dropped"] = float(len(dropped))
+    metrics["groups/zero_variance"] = float(sum(len({t.total for t in group.trajectories}) <= 1 for group in kept))
+    metrics |= _lag(kept, version)
+    return metrics | _marks(attempts)
+
+
+def _rewards(attempts: Sequence[Trajectory], success_at: float) -> dict[str, float]:
+    totals = np.array([trajectory.total for trajectory in attempts], np.float64)
+    values = (totals.mean(), totals.std(), totals.min(), totals.max()) if attempts else (math.nan,) * 4
+    rewards = {f"reward/{name}": float(value) for name, value in zip(STATISTICS, values, strict=True)}
+    return rewards | {"success": _mean(totals >= success_at)}
+
+
+def _datasets(groups: Sequence[Group], success_at: float) -> dict[str, float]:
+    """Success and reward of each dataset, when there are several."""
+    names = sorted({group.task.dataset for group in groups})
+    if len(names) < 2:
+        return {}
+    metrics = {}
+    for name in names:
+        if name in STATISTICS:
+            raise ValueError(
+                f"a dataset cannot be called {name}: reward/{name} is a metric already; rename the dataset"
+            )
+        totals = [t.total for group in groups if group.task.dataset == name for t in group.trajectories]
+        metrics[f"success/{name}"] = _mean(total >= success_at for total in totals)
+        metrics[f"reward/{name}"] = _mean(totals)
+    return metrics
+
+
+def _trajectories(attempts: Sequence[Trajectory]) -> dict[str, float]:
+    return {
+        "trajectory/count": float(len(attempts)),
+        "trajectory/turns": _mean(len(trajectory.turns) for trajectory in attempts),
+        "trajectory/action_tokens": _mean(trajectory.num_action_tokens for trajectory in attempts),
+    }
+
+
+def _turns(groups: Sequence[Group]) -> dict[str, float]:
+    turns = list(turns_of(groups))
+    metrics = {
+        "turn/count": float(len(turns)),
+        "turn/action_tokens": _mean(len(turn.action) for turn in turns),
+        "turn/reward": _mean(turn.reward for turn in turns),
+        "turn/prompt_tokens": _mean(len(turn.prompt) for turn in turns),
+    }
+    return metrics | {f"stop/{reason}": _mean(turn.stop is reason for turn in turns) for reason in StopReason}
+
+
+def _statuses(groups: Sequence[Group]) -> dict[str, float]:
+    """How many attempts ended in each way, those that do not count included."""
+    statuses = [trajectory.status for group in groups for trajectory in (*group.trajectories, *group.failed)]
+    return {f"status/{status}": float(statuses.count(status)) for status in Status}
+
+
+def _lag(kept: Sequence[Group], version: int) -> dict[str, float]:
+    versions = [turn.versions for turn in turns_of(kept) if len(turn.versions)]
+    if not versions:
+        return {"lag/mean": math.nan, "lag/max": math.nan}
+    lag = version - np.concatenate(versions).astype(np.int64)
+    return {"lag/mean": float(lag.mean()), "lag/max": float(lag.max())}
+
+
+def _marks(attempts: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each mark over the attempts that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in attempts:
+        for name, value in trajectory.marks.items():
+            values.setdefault(name, []).append(value)
+    return {f"marks/{name}": _mean(values[name]) for name in sorted(values)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    array = np.fromiter(values, np.float64)
+    return float(array.mean()) if len(array) else math.nan

@@ -1,0 +1,138 @@
+"""Trackers: where the metrics of each step go."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from turnwise.runs.atomic import write_atomically
+
+NONFINITE = "nonfinite"
+
+
+class Tracker(Protocol):
+    """Something that takes the metrics of each step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """The tracker every run has: one JSON object per line, the file closed after each.
+
+    Floats come back bit for bit. JSON has no NaN and no infinity: they are written as null and named in "nonfinite".
+
+    Example:
+        {"step": 3, "reward/mean": 0.25, "kl": null, "nonfinite": ["kl"]}
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            raise ValueError(f"{path} ends in a torn line; cut it back to the step to resume from first")
+        self._path = path
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert "step" not in metrics and NONFINITE not in metrics, "step and nonfinite are names of the file's own"
+        line: dict[str, Any] = {"step": step}
+        for name, value in metrics.items():
+            line[name] = float(value) if math.isfinite(value) else None
+        if nonfinite := [name for name, value in line.items() if value is None]:
+            line[NONFINITE] = nonfinite
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        pass
+
+
+class TensorBoard:
+    """A tracker that writes TensorBoard event files into `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = _optional("tensorboardX").SummaryWriter(logdir=str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A tracker that sends metrics to Weights & Biases; its local files go into `folder`."""
+
+    def __init__(self, project: str, name: str, folder: Path) -> None:
+        wandb = _optional("wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(project=project, name=name, dir=str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Several:
+    """A tracker that passes everything on to each of `trackers`, in order."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for tracker in reversed(self._trackers):
+                stack.callback(tracker.close)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """What `JsonLines` wrote, a dict per line with its "step"; empty before the first step.
+
+    Values named in "nonfinite" come back as NaN. A torn last line, from a kill, is left out.
+    """
+    return [
+        {name: math.nan if value is None else value for name, value in line.items() if name != NONFINITE}
+        for _, line in _whole_lines(path)
+    ]
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Drop the lines after `step` and a torn last line, so that a run resumed from `step` can append."""
+    if path.exists():
+        kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
+        write_atomically(path, b"".join(text + b"\n" for text in kept))
+
+
+def _whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Each whole line of a metrics file, as it is and as read; only the last may be torn."""
+    texts = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.exists() else []
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append((text, json.loads(text)))
+        except ValueError:
+            if number < len(texts):
+                raise ValueError(f"line {number} of {path} is not JSON; repair or remove that line") from None
+    return lines
+
+
+def _optional(module: str) -> Any:
+    """A module that comes with the trackers extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ValueError(f'this tracker needs {module}; install it with: pip install "turnwise[trackers]"') from None

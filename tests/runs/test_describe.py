@@ -1,0 +1,109 @@
+import math
+import warnings
+
+import pytest
+
+from turnwise.runs.describe import describe
+from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
+
+
+def turn(num_tokens=2, prompt=3, version=5, reward=0.0, stop=StopReason.end_token):
+    action = [1] * num_tokens
+    return Turn(
+        [1] * prompt, action, [-0.5] * num_tokens, [version] * num_tokens, stop, reward, Message("assistant", "")
+    )
+
+
+def attempt(outcome, *turns, status=Status.finished, **marks):
+    return Trajectory(turns or (turn(),), status, outcome, marks)
+
+
+def group(*attempts, name="a", dataset="hops", failed=()):
+    return Group(Task(name, dataset), attempts, failed)
+
+
+def measure(kept=(), dropped=(), version=5):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return describe(kept, dropped, version=version, success_at=1.0)
+
+
+def test_rewards_and_success_are_over_kept_and_dropped_attempts():
+    metrics = measure([group(attempt(1.0), attempt(0.0))], [group(attempt(1.0), attempt(2.0))])
+    assert (metrics["reward/mean"], metrics["reward/min"], metrics["reward/max"]) == (1.0, 0.0, 2.0)
+    assert metrics["reward/std"] == pytest.approx(math.sqrt(0.5))
+    assert metrics["success"] == 0.75
+
+
+def test_turn_rewards_are_part_of_the_total():
+    assert measure([group(attempt(0.5, turn(reward=0.25), turn(reward=0.25)))])["success"] == 1.0
+
+
+def test_turns_are_not_trajectories():
+    """Field bug: metrics counted turns as trajectories."""
+    long = attempt(0.0, *(turn(num_tokens=1, prompt=10, reward=0.1) for _ in range(9)))
+    short = attempt(1.0, turn(num_tokens=11, prompt=20, reward=0.6, stop=StopReason.length))
+    metrics = measure([group(long, short)])
+    assert metrics["success"] == 0.5
+    assert (metrics["trajectory/count"], metrics["trajectory/turns"], metrics["trajectory/action_tokens"]) == (2, 5, 10)
+    assert (metrics["turn/count"], metrics["turn/action_tokens"], metrics["turn/prompt_tokens"]) == (10, 2, 11)
+    assert metrics["turn/reward"] == pytest.approx(0.15)
+    assert (metrics["stop/end_token"], metrics["stop/length"], metrics["stop/abort"]) == (0.9, 0.1, 0.0)
+
+
+def test_failed_attempts_are_counted_and_change_nothing_else():
+    kept = [group(attempt(1.0), attempt(0.0, status=Status.too_long))]
+    crashed = attempt(-9.0, turn(reward=-9.0, num_tokens=50), status=Status.failed, lookups=9.0)
+    unopened = Trajectory((), Status.prompt_too_long)
+    metrics = measure([group(*kept[0].trajectories, failed=(crashed, crashed))], [group(failed=(unopened,))])
+    changed = {name for name, value in measure(kept, [group()]).items() if metrics[name] != value}
+    assert changed == {"trajectory/failed", "status/failed", "status/prompt_too_long"}
+    assert metrics["trajectory/failed"] == 3
+    assert {name: metrics[f"status/{name}"] for name in Status} == {
+        "finished": 1,
+        "too_many_turns": 0,
+        "too_long": 1,
+        "prompt_too_long": 1,
+        "timed_out": 0,
+        "failed": 2,
+    }
+    assert metrics.keys().isdisjoint({"marks/lookups"})
+
+
+def test_groups():
+    mixed, equal, lone = group(attempt(1.0), attempt(0.0)), group(attempt(0.1), attempt(0.1)), group(attempt(1.0))
+    metrics = measure([mixed, equal, lone], [equal])
+    assert (metrics["groups/kept"], metrics["groups/dropped"], metrics["groups/zero_variance"]) == (3, 1, 2)
+
+
+def test_lag_is_over_the_tokens_that_train():
+    kept = [group(attempt(1.0, turn(num_tokens=3, version=5), turn(num_tokens=1, version=1), turn(num_tokens=0)))]
+    metrics = measure(kept, [group(attempt(1.0, turn(version=0)))], version=5)
+    assert (metrics["lag/mean"], metrics["lag/max"]) == (1.0, 4.0)
+
+
+def test_marks_are_over_the_attempts_that_have_them():
+    metrics = measure([group(attempt(1.0, lookups=2.0), attempt(1.0, lookups=4.0, b=1.0))], [group(attempt(0.0))])
+    assert (metrics["marks/lookups"], metrics["marks/b"]) == (3.0, 1.0)
+
+
+def test_datasets_have_their_own_numbers_when_there_are_several():
+    hops, maze = group(attempt(1.0), attempt(0.0)), group(attempt(3.0), dataset="maze")
+    assert not any(name.startswith("success/") or name == "reward/hops" for name in measure([hops], [hops]))
+    metrics = measure([hops], [maze])
+    assert (metrics["success/hops"], metrics["success/maze"]) == (0.5, 1.0)
+    assert (metrics["reward/hops"], metrics["reward/maze"]) == (0.5, 3.0)
+
+
+def test_a_dataset_cannot_take_the_name_of_a_statistic():
+    with pytest.raises(ValueError, match="a dataset cannot be called mean"):
+        measure([group(attempt(1.0)), group(attempt(1.0), dataset="mean")])
+
+
+def test_nothing_gives_the_same_names_and_no_warning():
+    empty = measure()
+    assert empty.keys() == measure([group(attempt(1.0))]).keys() == measure([group()], [group()]).keys()
+    assert all(type(value) is float for value in empty.values())
+    undefined = {name for name, value in empty.items() if math.isnan(value)}
+    assert {"reward/mean", "success", "lag/max", "trajectory/turns", "stop/length"} <= undefined
+    assert all(value == 0 for name, value in empty.items() if name not in undefined)

@@ -1,0 +1,176 @@
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.runs.tracker import JsonLines, Several, TensorBoard, WeightsAndBiases, cut_back, read_metrics
+
+
+def log_steps(path, steps):
+    tracker = JsonLines(path)
+    for step in steps:
+        tracker.log(step, {"reward": step / 10})
+    tracker.close()
+
+
+def test_one_object_per_line_in_the_order_given(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tracker = JsonLines(path)
+    tracker.log(3, {"z": 0.1, "a": np.float32(0.1), "count": 2})
+    assert path.read_text() == '{"step": 3, "z": 0.1, "a": 0.10000000149011612, "count": 2.0}\n'
+    tracker.log(4, {"z": math.nan, "b": 1.0, "a": -math.inf})
+    assert path.read_text().splitlines()[1] == '{"step": 4, "z": null, "b": 1.0, "a": null, "nonfinite": ["z", "a"]}'
+    first, second = read_metrics(path)
+    assert first == {"step": 3, "z": 0.1, "a": np.float32(0.1), "count": 2}
+    assert list(second) == ["step", "z", "b", "a"] and math.isnan(second["z"]) and math.isnan(second["a"])
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_floats_come_back_bit_for_bit(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    JsonLines(path).log(1, {"x": value})
+    assert read_metrics(path)[0]["x"].hex() == value.hex()
+
+
+def test_names_of_the_file_itself_cannot_be_metrics(tmp_path):
+    for name in ("step", "nonfinite"):
+        with pytest.raises(AssertionError):
+            JsonLines(tmp_path / "metrics.jsonl").log(1, {name: 1.0})
+
+
+def test_lines_are_appended(tmp_path):
+    log_steps(tmp_path / "m", [1, 2])
+    log_steps(tmp_path / "m", [2, 3])
+    assert [line["step"] for line in read_metrics(tmp_path / "m")] == [1, 2, 2, 3]
+
+
+def test_nothing_yet(tmp_path):
+    assert read_metrics(tmp_path / "absent") == []
+    cut_back(tmp_path / "absent", 3)
+    assert not (tmp_path / "absent").exists()
+    (tmp_path / "empty").touch()
+    assert read_metrics(tmp_path / "empty") == []
+    log_steps(tmp_path / "empty", [1])
+    assert len(read_metrics(tmp_path / "empty")) == 1
+
+
+def test_cut_back_drops_later_lines_and_keeps_the_others_byte_for_byte(tmp_path):
+    path = tmp_path / "m"
+    log_steps(path, [1, 2, 3])
+    before = path.read_bytes().splitlines(keepends=True)
+    cut_back(path, 2)
+    assert path.read_bytes() == b"".join(before[:2])
+    cut_back(path, 0)
+    assert path.read_bytes() == b""
+
+
+def test_a_line_torn_anywhere_is_dropped(tmp_path):
+    whole = tmp_path / "whole"
+    log_steps(whole, [1, 2])
+    content = whole.read_bytes()
+    start = content.index(b"\n") + 1
+    for end in range(start, len(content)):
+        path = tmp_path / "torn"
+        path.write_bytes(content[:end])
+        expected = [1] if end < len(content) - 1 else [1, 2]
+        assert [line["step"] for line in read_metrics(path)] == expected
+        if end > start:
+            with pytest.raises(ValueError, match="ends in a torn line"):
+                JsonLines(path)
+        cut_back(path, 9)
+        JsonLines(path).log(3, {})
+        assert [line["step"] for line in read_metrics(path)] == [*expected, 3]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "m").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    for act in (read_metrics, lambda path: cut_back(path, 1)):
+        with pytest.raises(ValueError, match=r"^line 2 of .* is not JSON; repair or remove that line$"):
+            act(tmp_path / "m")
+
+
+class Noted:
+    """A tracker, writer and W&B run that notes every call."""
+
+    def __init__(self, *arguments, **options):
+        self.calls = [("init", arguments, options)]
+
+    def __getattr__(self, name):
+        return lambda *arguments, **options: self.calls.append((name, arguments, options))
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    made = []
+
+    def writer(**options):
+        made.append(Noted(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=writer))
+    tracker = TensorBoard(tmp_path)
+    tracker.log(3, {"a": np.float32(0.5), "b": 2})
+    tracker.close()
+    assert made[0].calls == [
+        ("init", (), {"logdir": str(tmp_path)}),
+        ("add_scalar", ("a", 0.5, 3), {}),
+        ("add_scalar", ("b", 2.0, 3), {}),
+        ("flush", (), {}),
+        ("close", (), {}),
+    ]
+
+
+def test_weights_and_biases(tmp_path, monkeypatch):
+    made = []
+
+    def init(**options):
+        made.append(Noted(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    tracker = WeightsAndBiases("project", "hops-0", tmp_path / "wandb")
+    tracker.log(3, {"a": np.float32(0.5)})
+    tracker.close()
+    assert made[0].calls == [
+        ("init", (), {"project": "project", "name": "hops-0", "dir": str(tmp_path / "wandb")}),
+        ("log", ({"a": 0.5},), {"step": 3}),
+        ("finish", (), {}),
+    ]
+    assert (tmp_path / "wandb").is_dir()
+    json.dumps(made[0].calls)
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [("tensorboardX", TensorBoard), ("wandb", lambda folder: WeightsAndBiases("project", "name", folder))],
+)
+def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, module, make):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf'needs {module}; install it with: pip install "turnwise\[trackers\]"$'):
+        make(tmp_path)
+
+
+def test_a_package_that_is_broken_inside_says_so_itself(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        WeightsAndBiases("project", "name", tmp_path)
+
+
+def test_several_pass_everything_on_and_all_close():
+    class Fails(Noted):
+        def close(self):
+            self.calls.append(("close", (), {}))
+            raise OSError("offline")
+
+    trackers = [Noted(), Fails(), Noted()]
+    several = Several(trackers)
+    several.log(1, {"a": 1.0})
+    with pytest.raises(OSError, match="offline"):
+        several.close()
+    assert all([name for name, _, _ in tracker.calls] == ["init", "log", "close"] for tracker in trackers)
