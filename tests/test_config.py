@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from making import few, make_model
+from making import few, make_group, make_model
 from turnwise import config
 from turnwise.config import (
     Choice,
@@ -358,4 +358,5 @@ def test_what_the_function_gets_is_what_was_checked():
     apply_override(credit, "norm_by_std=False")
     recipe = parse(credit=credit, engine={"slots": 1})
     parts = build(recipe, make_model(), build_tokenizer(["a b"]))
-    assert parts.stages.estimate.keywords == {"norm_by_std": False}
+    credit = parts.stages.estimate([make_group([0.0, 1.0])], {})
+    assert [array.tolist() for array in credit] == [[-0.5, -0.5], [0.5, 0.5]]

@@ -237,3 +237,17 @@ def test_the_warm_start_is_made_once(tmp_path: Path) -> None:
     train(micro_recipe(tmp_path, f"out={tmp_path / 'second'}"), screen)
     assert screen.said[0].startswith("warm start: from")
     assert not list((tmp_path / "cache").glob("*.partial*"))
+
+
+def test_truncated_attempts_can_be_left_out_of_the_loss(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "rollout.truncated=mask", "rollout.max_turns=2", "steps=1", "sft.updates=30")
+    train(recipe)
+    seen = 0
+    for record in read_step(tmp_path / "run" / "archive" / "step-000001.parquet"):
+        weights = iter(record.weights)
+        for trajectory in record.group.trajectories:
+            for _ in trajectory.turns:
+                masked = next(weights).sum() == 0
+                assert masked == (trajectory.status != "finished")
+                seen += masked
+    assert seen

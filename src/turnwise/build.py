@@ -19,8 +19,9 @@ import torch
 
 from turnwise import config
 from turnwise.config import Recipe
-from turnwise.credit.estimators import ESTIMATORS, imitate
+from turnwise.credit.estimators import COMPARE_ATTEMPTS, ESTIMATORS, imitate, needs
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
+from turnwise.credit.truncation import TRUNCATIONS
 from turnwise.credit.weighting import WEIGHTINGS, token_mean
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
@@ -198,8 +199,10 @@ def check(recipe: Recipe) -> None:
     if recipe.model.path != "tiny" and not Path(recipe.model.path).is_dir():
         where = recipe.model.path
         raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
-    config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
-    config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
+    estimator = config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
+    ESTIMATORS[recipe.credit.name]([], {}, **estimator)  # settings out of range are refused here
+    weighting = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
+    WEIGHTINGS[recipe.weighting.name]([], **weighting)
     config.choose("filter", recipe.filter, FILTERS, ("group",))
     split_loss(recipe)
     if recipe.filter.name == "zero_variance" and recipe.credit.name not in WITHIN_GROUPS:
@@ -207,9 +210,14 @@ def check(recipe: Recipe) -> None:
             f"filter zero_variance would drop groups that still carry signal for {recipe.credit.name}; "
             f"use it with {' or '.join(sorted(WITHIN_GROUPS))}, or remove it"
         )
-    if recipe.credit.name in WITHIN_GROUPS and recipe.rollout.min_attempts < 2:
+    if missing := needs(recipe.credit.name, estimator):
+        raise ValueError(
+            f"credit {recipe.credit.name} needs {' and '.join(sorted(missing))} from a model beside the policy, which "
+            "no recipe can name yet"
+        )
+    if recipe.credit.name in COMPARE_ATTEMPTS and recipe.rollout.min_attempts < 2:
         raise ValueError(f"credit {recipe.credit.name} compares attempts; rollout.min_attempts must be at least 2")
-    if recipe.credit.name not in WITHIN_GROUPS and recipe.groups_per_step * recipe.rollout.attempts < 2:
+    if recipe.credit.name not in COMPARE_ATTEMPTS and recipe.groups_per_step * recipe.rollout.attempts < 2:
         raise ValueError(
             "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
         )
@@ -297,15 +305,17 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0) -> Parts:
     learner = learner_of(recipe, model, recipe.optimizer, recipe.steps * recipe.updates_per_step)
     engine = engine_of(recipe, model, renderer, step)
     practice = practice_of(recipe, engine, renderer)
+    truncation = TRUNCATIONS[recipe.rollout.truncated]
     worth = partial(FILTERS[recipe.filter.name], **config.choose("filter", recipe.filter, FILTERS, ("group",)))
     estimator = config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
+    estimate = partial(ESTIMATORS[recipe.credit.name], **estimator)
     weighting = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     stages = Stages(
         practise=lambda draw: practice.group(draw.task, draw.visit),
-        keep=lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and worth(group),
+        keep=lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and worth(truncation.pay([group])[0]),
         plan=partial(pack, tokens_per_pass=recipe.tokens_per_pass),
-        estimate=partial(ESTIMATORS[recipe.credit.name], **estimator),
-        weigh=partial(WEIGHTINGS[recipe.weighting.name], **weighting),
+        estimate=lambda groups, scores: estimate(truncation.pay(groups), scores),
+        weigh=truncation.weigh(partial(WEIGHTINGS[recipe.weighting.name], **weighting)),
         loss=partial(LOSSES[recipe.loss.name], **loss_arguments),
         run=in_own_thread("learner") if recipe.max_lag else inline,
     )

@@ -103,6 +103,8 @@ class Rollout(Section):
     """How often a failed or timed-out attempt is made again with a fresh environment."""
     min_attempts: int = Field(2, ge=1)
     """A group with fewer attempts that count is dropped and replaced."""
+    truncated: Literal["train", "mask", "zero"] = "train"
+    """Attempts cut short train with what they earned, train not at all, or count as paid nothing."""
     success_at: float = 1.0
     """An attempt has succeeded when its total reward is at least this."""
 

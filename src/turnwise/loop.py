@@ -139,7 +139,10 @@ def train_step(
     turns = [list(turns_of(batch)) for batch in batches]
     plans = [stages.plan(batch) for batch in turns]
     old = anchors(settings, learner, plans, turns)
-    credit = stages.estimate(taken.kept, {} if settings.anchor == "engine" else {"old": flat(old)})
+    try:
+        credit = stages.estimate(taken.kept, {"old": flat(old)} if old[0] is not None else {})
+    except ValueError as error:  # totals that the estimator is not made for; nothing has been updated yet
+        raise RunStopped(str(error)) from error
     credits = split_by(credit, [len(batch) for batch in turns])
     weights = [stages.weigh(batch) for batch in batches]
     logged: list[dict[str, float]] = []

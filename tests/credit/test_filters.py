@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from credit.stepping import random_scores
 from making import make_group, make_trajectory
 from turnwise.config import parse_recipe
-from turnwise.credit.estimators import ESTIMATORS
+from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS, keep_all, zero_variance
 from turnwise.types import Group, Task
 
@@ -41,11 +42,19 @@ def test_zero_variance_does_not_see_failed_attempts():
     assert not zero_variance(Group(group.task, group.trajectories, (lost,)))
 
 
+def same_totals_by_other_roads():
+    """Two attempts of total 1, paid at different turns, the second longer."""
+    early = make_trajectory([(1, 1), (1, 1)], rewards=[1.0, 0.0])
+    late = make_trajectory([(1, 1), (1, 1), (1, 1)], rewards=[0.0, 0.0, 0.5], outcome=0.5)
+    return Group(Task("a", "b"), (early, late))
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_within_groups_are_the_estimators_that_give_equal_totals_nothing(name):
-    credit = ESTIMATORS[name]([make_group([1.0, 1.0]), make_group([0.0, 0.25])], {})
-    assert (name in WITHIN_GROUPS) == (not np.concatenate(credit[:2]).any())
-    assert np.concatenate(credit[2:]).any()
+    groups = [same_totals_by_other_roads(), make_group([0.0, 0.25])]
+    credit = ESTIMATORS[name](groups, random_scores(groups))
+    assert (name in WITHIN_GROUPS) == (not np.concatenate(credit[:5]).any())
+    assert np.concatenate(credit[5:]).any()
 
 
 def test_within_groups_names_estimators():
@@ -59,8 +68,10 @@ def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
 
     tree = {"env": {"name": "hops"}, "filter": {"name": filter_name}, "credit": {"name": credit_name}}
     recipe = parse_recipe(tree, "test.toml")
-    if filter_name == "zero_variance" and credit_name == "reinforce":
-        with pytest.raises(ValueError, match="still carry signal for reinforce; use it with grpo or rloo"):
+    if filter_name == "zero_variance" and credit_name not in ("grpo", "rloo", "maxrl"):
+        with pytest.raises(
+            ValueError, match=f"still carry signal for {credit_name}; use it with grpo or maxrl or rloo"
+        ):
             check(recipe)
-    else:
+    elif not needs(credit_name, {}):
         check(recipe)

@@ -196,7 +196,8 @@ def test_credit_and_weights_fit_the_turns_that_train():
         Record(record.group, True, record.credit, (record.weights[0], record.weights[1][1:]))
     with pytest.raises(ValueError, match="Record.credit of a dropped group"):
         Record(record.group, False, record.credit, record.weights)
-    assert not record.credit[0].flags.writeable and record.credit[0].dtype == np.float32
+    assert not record.credit[0].flags.writeable
+    assert record.credit[0].dtype == np.float32
 
 
 def test_the_file_is_an_ordinary_table(tmp_path):

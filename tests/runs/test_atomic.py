@@ -41,7 +41,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     monkeypatch.setattr(os, stage, fail)
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, "new")
-    assert path.read_text() == "old" and names(tmp_path) == ["file"]
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
 
 
 def test_two_writers_of_one_name_do_not_meet(tmp_path):
@@ -51,7 +52,8 @@ def test_two_writers_of_one_name_do_not_meet(tmp_path):
         with atomic_folder(final) as second:
             (second / "file").write_text("second")
         assert (final / "file").read_text() == "second"
-    assert (final / "file").read_text() == "first" and names(tmp_path) == ["folder"]
+    assert (final / "file").read_text() == "first"
+    assert names(tmp_path) == ["folder"]
 
 
 def test_a_folder_appears_whole_at_the_end_of_the_block(tmp_path):
@@ -60,7 +62,8 @@ def test_a_folder_appears_whole_at_the_end_of_the_block(tmp_path):
         (aside / "inner").mkdir()
         (aside / "inner" / "file").write_text("x")
         assert not final.exists()
-    assert (final / "inner" / "file").read_text() == "x" and names(tmp_path / "deep") == ["folder"]
+    assert (final / "inner" / "file").read_text() == "x"
+    assert names(tmp_path / "deep") == ["folder"]
 
 
 def test_every_file_and_folder_is_synced_before_the_rename(tmp_path, monkeypatch):
@@ -94,7 +97,8 @@ def test_a_block_that_raises_leaves_the_old_folder_and_nothing_else(tmp_path):
     with pytest.raises(KeyboardInterrupt), atomic_folder(final) as aside:
         (aside / "file").write_text("new")
         raise KeyboardInterrupt
-    assert (final / "file").read_text() == "old" and names(tmp_path) == ["folder"]
+    assert (final / "file").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
 
 
 def test_a_folder_is_replaced_also_after_a_kill_during_the_replacement(tmp_path):
@@ -104,7 +108,8 @@ def test_a_folder_is_replaced_also_after_a_kill_during_the_replacement(tmp_path)
         (leftover / "file").write_text("old")
     with atomic_folder(final) as aside:
         (aside / "other").write_text("new")
-    assert names(final) == ["other"] and names(tmp_path) == ["folder"]
+    assert names(final) == ["other"]
+    assert names(tmp_path) == ["folder"]
 
 
 def test_leftovers_are_cleared_and_a_half_replaced_folder_is_put_back(tmp_path):
@@ -125,4 +130,5 @@ def test_a_folder_leaves_its_name_before_its_files_go(tmp_path, monkeypatch):
     remove_folder(final)
     assert not final.exists()
     (left,) = names(tmp_path)
-    assert left.startswith(".folder.") and left.endswith(".partial")
+    assert left.startswith(".folder.")
+    assert left.endswith(".partial")

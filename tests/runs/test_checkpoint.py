@@ -95,7 +95,8 @@ def interrupted(action, call):
 def test_write_and_read(tmp_path):
     path = write_checkpoint(tmp_path / "c", 123, {"version": 123, "rng": [1, 2]}, weights("x"))
     latest = latest_checkpoint(tmp_path / "c")
-    assert path.name == "step-000123" and names(tmp_path / "c") == ["latest", "step-000123"]
+    assert path.name == "step-000123"
+    assert names(tmp_path / "c") == ["latest", "step-000123"]
     assert latest == read_checkpoint(path)
     assert (latest.path, latest.step, latest.state) == (path, 123, {"version": 123, "rng": [1, 2]})
 
@@ -131,7 +132,8 @@ def test_the_pointer_never_names_something_incomplete(tmp_path, death, before, s
         for name in names(folder):
             if name != "latest":
                 assert_whole(read_checkpoint(folder / name))
-    assert call > 15 and seen == {"new", f"old {before[-1]}" if before else None}
+    assert call > 15
+    assert seen == {"new", f"old {before[-1]}" if before else None}
 
 
 def test_pruning_never_leaves_a_broken_checkpoint_under_its_name(tmp_path):
@@ -162,7 +164,8 @@ def test_a_write_that_raises_changes_nothing(tmp_path):
         write_checkpoint(tmp_path, 2, {}, write)
     with pytest.raises(TypeError):
         write_checkpoint(tmp_path, 2, {"not json": object()}, weights("new"))
-    assert names(tmp_path) == ["latest", "step-000001"] and latest_checkpoint(tmp_path).step == 1
+    assert names(tmp_path) == ["latest", "step-000001"]
+    assert latest_checkpoint(tmp_path).step == 1
 
 
 def test_a_folder_left_between_rename_and_pointer_is_replaced(tmp_path):

@@ -30,7 +30,8 @@ def test_ordinary_text_is_ordinary_utf8():
 def test_lists_are_cut_from_whole_arrays():
     parts = [np.array([1, 2], np.int32), np.array([], np.int32), np.array([3], np.int32)]
     column = token_column([0, 3], parts, np.int32)
-    assert column.to_pylist() == [[], [1, 2, 3]] and bounds_of(column) == [(0, 0), (0, 3)]
+    assert column.to_pylist() == [[], [1, 2, 3]]
+    assert bounds_of(column) == [(0, 0), (0, 3)]
     assert [piece.tolist() for piece in pieces_of(column, [2, 0, 1])] == [[1, 2], [], [3]]
     assert token_column([], [], np.float32).to_pylist() == []
 
@@ -40,7 +41,8 @@ def test_structs_in_lists():
     column = list_column([1, 2], structs)
     assert column.to_pylist() == [[{"n": 1, "t": "a"}], [{"n": 2, "t": "b"}, {"n": 3, "t": "c"}]]
     read = fields_of(column.values)
-    assert read["n"].to_pylist() == [1, 2, 3] and texts_of(read["t"]) == ["a", "b", "c"]
+    assert read["n"].to_pylist() == [1, 2, 3]
+    assert texts_of(read["t"]) == ["a", "b", "c"]
 
 
 def test_maps_keep_their_order():

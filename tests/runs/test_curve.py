@@ -34,7 +34,8 @@ def test_smoothing_keeps_a_constant_and_the_range(size):
     assert np.allclose(smooth(np.full(size, 0.7)), 0.7)
     noise = np.random.default_rng(0).random(size)
     smoothed = smooth(noise)
-    assert smoothed.shape == noise.shape and noise.min() <= smoothed.min() <= smoothed.max() <= noise.max()
+    assert smoothed.shape == noise.shape
+    assert noise.min() <= smoothed.min() <= smoothed.max() <= noise.max()
 
 
 def test_smoothing_does_not_lag():

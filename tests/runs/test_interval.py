@@ -23,9 +23,11 @@ def test_nothing_tried():
 def test_within_bounds_around_the_share_and_symmetric(n, data):
     successes = data.draw(st.integers(0, n))
     low, high = wilson(successes, n)
-    assert 0 <= low <= successes / n <= high <= 1 and low < high
+    assert 0 <= low <= successes / n <= high <= 1
+    assert low < high
     mirrored = wilson(n - successes, n)
-    assert math.isclose(low, 1 - mirrored[1], abs_tol=1e-12) and math.isclose(high, 1 - mirrored[0], abs_tol=1e-12)
+    assert math.isclose(low, 1 - mirrored[1], abs_tol=1e-12)
+    assert math.isclose(high, 1 - mirrored[0], abs_tol=1e-12)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3), (0, -1)])

@@ -27,7 +27,9 @@ def test_one_object_per_line_in_the_order_given(tmp_path):
     assert path.read_text().splitlines()[1] == '{"step": 4, "z": null, "b": 1.0, "a": null, "nonfinite": ["z", "a"]}'
     first, second = read_metrics(path)
     assert first == {"step": 3, "z": 0.1, "a": np.float32(0.1), "count": 2}
-    assert list(second) == ["step", "z", "b", "a"] and math.isnan(second["z"]) and math.isnan(second["a"])
+    assert list(second) == ["step", "z", "b", "a"]
+    assert math.isnan(second["z"])
+    assert math.isnan(second["a"])
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -1,85 +1,61 @@
-"""Advantage estimators: pure functions of whole groups that return one array per turn, one number per action token.
-
-Statistics are over trajectories, so that a ten-turn attempt counts once, and in float64; attempts whose totals are all
-equal get exactly zero.
+"""The advantage estimators by name: pure functions of whole groups that return one array per turn, one number per
+action token. Each takes (groups, scores, *, its own settings).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from turnwise.credit.moments import Credit, Scores
+from turnwise.credit.teaching import distill, imitate
+from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
+from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo
 
-from turnwise.types import Group
+__all__ = [
+    "COMPARE_ATTEMPTS",
+    "ESTIMATORS",
+    "NEEDS",
+    "Credit",
+    "Estimator",
+    "Scores",
+    "centre",
+    "critic_targets",
+    "distill",
+    "gae",
+    "gigpo",
+    "grpo",
+    "imitate",
+    "maxrl",
+    "needs",
+    "reinforce",
+    "reinforce_pp",
+    "reward_to_go",
+    "rloo",
+    "turn_baseline",
+]
 
-Credit = list[NDArray[np.float64]]
-"""One array per turn of `turns_of(groups)`."""
-Scores = Mapping[str, Sequence[NDArray[np.float32]]]
-"""By name (old, reference, teacher, values): one array per turn."""
 Estimator = Callable[..., Credit]
 
-EPSILON = 1e-6
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "maxrl": maxrl,
+    "reinforce": reinforce,
+    "reinforce_pp": reinforce_pp,
+    "reward_to_go": reward_to_go,
+    "turn_baseline": turn_baseline,
+    "gae": gae,
+    "gigpo": gigpo,
+    "distill": distill,
+}
+COMPARE_ATTEMPTS = frozenset({"grpo", "rloo", "maxrl", "reward_to_go", "turn_baseline", "gigpo"})
+"""Estimators that compare the attempts of a group, so that a group of one tells them little or nothing."""
+NEEDS: dict[str, frozenset[str]] = {"gae": frozenset({"values"}), "distill": frozenset({"teacher"})}
+"""Scores that an estimator cannot do without, whatever its settings; those not named here need none."""
 
 
-def grpo(groups: Sequence[Group], scores: Scores, *, norm_by_std: bool = True) -> Credit:
-    """Totals against the group's mean, in units of its standard deviation; without them it is Dr. GRPO's."""
-    advantages = []
-    for totals in totals_of(groups):
-        centred = centre(totals)
-        if norm_by_std and len(totals) > 1:
-            centred = centred / (totals.std(ddof=1) + EPSILON)
-        advantages.append(centred)
-    return spread(groups, advantages)
-
-
-def rloo(groups: Sequence[Group], scores: Scores) -> Credit:
-    """Totals against the mean of the group's other attempts."""
-    advantages = []
-    for totals in totals_of(groups):
-        n = len(totals)
-        advantages.append(centre(totals) * (n / (n - 1) if n > 1 else 0.0))
-    return spread(groups, advantages)
-
-
-def reinforce(groups: Sequence[Group], scores: Scores) -> Credit:
-    """Totals against the mean of all other trajectories of the step; a lone one keeps its total."""
-    per_group = totals_of(groups)
-    sizes = [len(totals) for totals in per_group]
-    if not per_group:
-        return []
-    everything = np.concatenate(per_group)
-    n = len(everything)
-    advantages = centre(everything) * (n / (n - 1)) if n > 1 else everything
-    return spread(groups, np.split(advantages, np.cumsum(sizes)[:-1]))
-
-
-def imitate(groups: Sequence[Group], scores: Scores) -> Credit:
-    """One for every token: demonstrations are all to be learned."""
-    return spread(groups, [np.ones(len(group.trajectories)) for group in groups])
-
-
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "rloo": rloo, "reinforce": reinforce}
-
-
-def totals_of(groups: Sequence[Group]) -> list[NDArray[np.float64]]:
-    """The totals of each group's attempts."""
-    return [np.array([trajectory.total for trajectory in group.trajectories], np.float64) for group in groups]
-
-
-def centre(totals: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Totals minus their mean; exactly zero where all are equal, and for a lone attempt."""
-    if len(totals) == 0 or totals.max() == totals.min():
-        return np.zeros_like(totals)
-    centred: NDArray[np.float64] = totals - totals.mean()
-    return centred
-
-
-def spread(groups: Sequence[Group], advantages: Sequence[NDArray[np.float64]]) -> Credit:
-    """Each trajectory's advantage on every action token of every one of its turns."""
-    return [
-        np.full(len(turn.action), advantage)
-        for group, of_group in zip(groups, advantages, strict=True)
-        for trajectory, advantage in zip(group.trajectories, of_group, strict=True)
-        for turn in trajectory.turns
-    ]
+def needs(name: str, settings: Mapping[str, Any]) -> frozenset[str]:
+    """The scores that an estimator with these settings cannot do without."""
+    of_settings = {"reference"} if name == "reinforce_pp" and settings.get("kl", 0.0) > 0 else set()
+    return NEEDS.get(name, frozenset()) | of_settings

@@ -21,5 +21,5 @@ def zero_variance(group: Group) -> bool:
 
 
 FILTERS: dict[str, Filter] = {"keep_all": keep_all, "zero_variance": zero_variance}
-WITHIN_GROUPS = frozenset({"grpo", "rloo"})
+WITHIN_GROUPS = frozenset({"grpo", "rloo", "maxrl"})
 """Estimators that give a group of equal totals no credit at all, so that dropping it loses nothing."""

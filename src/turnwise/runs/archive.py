@@ -73,8 +73,8 @@ class Record:
             arrays = tuple(frozen_array(values, np.float32, f"Record.{name}") for values in getattr(self, name))
             if [len(array) for array in arrays] != sizes:
                 raise ValueError(
-                    f"Record.{name} of a {'kept' if self.kept else 'dropped'} group needs one array per turn that trains, "
-                    f"of {sizes} tokens, got {[len(array) for array in arrays]} (task {self.group.task.id})"
+                    f"Record.{name} of a {'kept' if self.kept else 'dropped'} group needs one array per turn that "
+                    f"trains, of {sizes} tokens, got {[len(array) for array in arrays]} (task {self.group.task.id})"
                 )
             object.__setattr__(self, name, arrays)
 

@@ -19,7 +19,7 @@ HELD_OUT = {"sampled": ("#e07b39", "o"), "greedy": ("#3a9a6a", "D")}
 
 
 def draw_curve(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
-    """Write a PNG of 1200 x 700 pixels: `success` per step, and `eval/sampled/success`, `eval/greedy/success` as points.
+    """Write a PNG of 1200 x 700 pixels: `success` per step, with `eval/sampled/success` and `eval/greedy/success`.
 
     `metrics` are lines of `tracker.read_metrics`; lines without a value, or with NaN, leave it out.
     """
@@ -55,7 +55,7 @@ def draw_curve(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A running mean under a bell about a twentieth of the curve wide, which does not lag and does not sag at the ends."""
+    """A running mean under a bell a twentieth of the curve wide, which does not lag and does not sag at the ends."""
     width = max(1.0, len(values) / 40)
     reach = min(math.ceil(3 * width), (len(values) - 1) // 2)
     bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)

@@ -38,7 +38,7 @@ class JsonLines:
         self._path = path
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        assert "step" not in metrics and NONFINITE not in metrics, "step and nonfinite are names of the file's own"
+        assert not {"step", NONFINITE} & metrics.keys(), "step and nonfinite are names of the file's own"
         line: dict[str, Any] = {"step": step}
         for name, value in metrics.items():
             line[name] = float(value) if math.isfinite(value) else None

@@ -1,0 +1,45 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from credit.stepping import assert_close, many, random_scores, random_step, seeds
+from making import make_turn
+from turnwise.credit.estimators import distill, imitate
+from turnwise.types import Group, Status, Task, Trajectory, turns_of
+
+
+@pytest.mark.parametrize("scored", [True, False])
+@many
+@given(seed=seeds)
+def test_distill_is_teacher_minus_policy_on_every_token(scored, seed):
+    """The policy as scored, else as the engine recorded it."""
+    groups = random_step(seed)
+    scores = random_scores(groups, seed)
+    if not scored:
+        del scores["old"]
+    policy = iter(scores["old"] if scored else [turn.logprobs for turn in turns_of(groups)])
+    teacher = iter(scores["teacher"])
+    expected = [
+        [
+            [[float(t) - float(p) for t, p in zip(next(teacher), next(policy), strict=True)] for _ in trajectory.turns]
+            for trajectory in group.trajectories
+        ]
+        for group in groups
+    ]
+    assert_close(groups, distill(groups, scores), expected)
+
+
+def test_distill_refuses_logprobs_nobody_knows():
+    turn = make_turn([1], [2, 3], logprobs=[math.nan, math.nan])
+    groups = [Group(Task("a", "b"), (Trajectory((turn,), Status.finished),))]
+    teacher = [np.float32([-1, -1])]
+    with pytest.raises(ValueError, match=r"^credit distill reads logprobs of the engine, and some are NaN"):
+        distill(groups, {"teacher": teacher})
+    assert distill(groups, {"teacher": teacher, "old": [np.float32([-2, -1])]})[0].tolist() == [1.0, 0.0]
+
+
+def test_demonstrations_can_be_imitated_without_logprobs():
+    turn = make_turn([1], [2, 3], logprobs=[math.nan, math.nan])
+    assert imitate([Group(Task("a", "b"), (Trajectory((turn,), Status.finished),))], {})[0].tolist() == [1.0, 1.0]
