@@ -3,8 +3,8 @@
 # make test-all   the slow ones too
 # make check      formatting, lint, types
 #
-# On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index:
-#   make train TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index, whose address is on
+# PyTorch's installation page: make train TORCH_INDEX=...
 
 PYTHON ?= python3
 VENV ?= .venv
