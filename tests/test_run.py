@@ -16,6 +16,7 @@ import pytest
 
 from running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
 from turnwise import run
+from turnwise.config import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
@@ -84,11 +85,9 @@ def test_more_mini_batches_and_epochs_score_old_logprobs_once(tmp_path: Path) ->
 
 
 def test_several_environments_are_mixed(tmp_path: Path) -> None:
-    text = (tmp_path / "micro.toml") if False else micro_toml(tmp_path)
+    text = micro_toml(tmp_path)
     mixed = text.read_text().replace("[rollout]", '[[env]]\nname = "guess"\nweight = 3.0\n[rollout]', 1)
     text.write_text(mixed)
-    from turnwise.config import load_recipe
-
     recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "steps=2"])
     train(recipe)
     records = [r for step in (1, 2) for r in read_step(tmp_path / "run" / "archive" / f"step-{step:06d}.parquet")]
@@ -197,8 +196,6 @@ def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_p
     text = micro_toml(tmp_path)
     broken = text.read_text().replace('name = "hops"', 'name = "test_run:AlwaysRaises"')
     text.write_text(broken.replace("tasks = { count = 64, links = [1, 2] }", "").replace("updates = 4", "updates = 0"))
-    from turnwise.config import load_recipe
-
     recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "dropped_limit=8"])
     with pytest.raises(RunStopped, match=r"8 groups in a row were dropped.*failed.*checkpoint"):
         train(recipe)
