@@ -2,6 +2,7 @@
 # make test       the tests, in under ten minutes
 # make test-all   the slow ones too
 # make check      formatting, lint, types
+# make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
 # On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index, whose address is on
 # PyTorch's installation page: make train TORCH_INDEX=...
@@ -14,7 +15,7 @@ RECIPE ?= recipes/quickstart.toml
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: train test test-all check format clean
+.PHONY: train test test-all check bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -40,6 +41,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.base
+	@$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

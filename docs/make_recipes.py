@@ -36,7 +36,7 @@ def section(name: str, model: type[BaseModel]) -> list[str]:
         if nested:
             inner.append((f"{name}.{key}" if name else key, nested[0]))
             continue
-        lines.append(f"| `{key}` | {default_of(field)} | {field.description} |")
+        lines.append(f"| `{key}` | {default_of(field)} | {' '.join((field.description or '').split())} |")
     if len(lines) == 5:
         lines = lines[:3]
     for key, nested_model in inner:

@@ -133,6 +133,12 @@ def make_learner(
     return Learner(Policy(model, **policy), settings, schedule)
 
 
+def logprobs_of(policy, plan):
+    """(logprobs [K], entropies [K]) of a plan that takes one pass."""
+    [(_, logprobs, entropies)] = policy.passes(plan)
+    return logprobs, entropies
+
+
 def gradients(model):
     """By name, in float64."""
     return {name: p.grad.double().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}

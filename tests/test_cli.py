@@ -92,6 +92,27 @@ def test_eval_reproduces_the_last_evaluation_of_the_run(tmp_path: Path, capsys: 
     assert f"greedy: success {last['eval/greedy/success']:.3f}" in printed
 
 
+def test_breaks_lists_causes_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, out = str(micro_toml(tmp_path)), tmp_path / "run"
+    window = ["env.0.settings.window=true", "rollout.history=managed"]
+    assert main(["train", recipe, f"out={out}", "steps=1", *window]) == 0
+    capsys.readouterr()
+    assert main(["breaks", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "extend the turn before" in lines[0]
+    assert lines[2].split()[0] == "history"
+    assert "for instance in step 1, task hops-" in lines[3]
+    assert "<|im_start|>" in lines[4]
+    for pointer in (out / "checkpoints").glob("latest"):
+        pointer.unlink()
+    assert main(["breaks", str(out)]) == 0
+    assert "<|im_start|>" not in capsys.readouterr().out
+    assert "not the folder of a run" in mistake(capsys, "breaks", str(tmp_path))
+    for file in (out / "archive").iterdir():
+        file.unlink()
+    assert "has no steps yet" in mistake(capsys, "breaks", str(out))
+
+
 def test_sft_writes_a_model_that_training_can_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, model = str(micro_toml(tmp_path)), tmp_path / "warm"
     assert main(["sft", recipe, f"out={model}", "sft.updates=2"]) == 0

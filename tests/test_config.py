@@ -123,7 +123,7 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"groups_per_step": 8, "groups_per_update": 3}, "8 is not a multiple of groups_per_update = 3"),
         ({"engine": {"context": 10}}, "engine.context = 10 is shorter than rollout.max_trajectory_tokens = 4608"),
         (
-            {"tokens_per_pass": 4000},
+            {"tokens_per_pass": 4000, "layout": "packed"},
             "tokens_per_pass = 4000 cannot hold a turn of rollout.max_trajectory_tokens = 4608",
         ),
         ({"rollout": {"attempts": 1}}, "min_attempts = 2 can never be met with attempts = 1"),

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import math
 
 import pytest
@@ -6,8 +7,9 @@ import pytest
 from acting import Puppet, group, hang, limits, renderer, run, says, trajectory, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.evaluate import Result, evaluate
+from turnwise.evaluate import Result, evaluate, pass_at
 from turnwise.rollout.group import Practice
+from turnwise.runs.interval import wilson
 from turnwise.types import Group, Status, Task
 
 
@@ -146,10 +148,65 @@ def test_evaluation_does_not_meet_the_noise_of_training():
 
 def test_datasets_are_told_apart():
     metrics = examine([*tasks(1.0, 0.0), *tasks(1.0, 1.0, dataset="guess")]).metrics(0)
-    assert (metrics["success/hops"], metrics["success/guess"], metrics["success"]) == (0.5, 1.0, 0.75)
+    assert (metrics["hops/success"], metrics["guess/success"], metrics["success"]) == (0.5, 1.0, 0.75)
 
 
 def test_failed_attempts_count_the_same_overall_and_per_dataset():
     metrics = examine([*tasks(1.0, "fail"), *tasks(1.0, "fail", dataset="guess")]).metrics(0)
     assert metrics["success"] == 0.5
-    assert metrics["success/hops"] == metrics["success/guess"] == 0.5
+    assert metrics["hops/success"] == metrics["guess/success"] == 0.5
+
+
+# ---------------------------------------------------------------- several attempts
+
+
+def slow_pass_at(k, successes, attempts):
+    """Over all choices of k attempts."""
+    outcomes = [True] * successes + [False] * (attempts - successes)
+    chosen = list(itertools.combinations(outcomes, k))
+    return sum(any(some) for some in chosen) / len(chosen)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+def test_pass_at_k_counts_every_choice_of_k_attempts(k):
+    tallies = [(0, 8), (1, 8), (3, 9), (8, 8)]
+    wanted = sum(slow_pass_at(k, *tally) for tally in tallies) / len(tallies)
+    assert pass_at(k, tallies) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_pass_at_k_needs_k_attempts():
+    with pytest.raises(ValueError, match="pass@4 needs 4 attempts at every task, and one has 3"):
+        pass_at(4, [(1, 4), (1, 3)])
+    assert math.isnan(pass_at(1, []))
+
+
+def test_k_attempts_give_pass_at_every_power_up_to_k():
+    result = examine(tasks([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 8, 1.0), attempts=8)
+    metrics = result.metrics(3)
+    assert [name for name in metrics if name.startswith("pass@")] == ["pass@2", "pass@4", "pass@8"]
+    assert metrics["pass@8"] == pytest.approx(2 / 3)
+    assert metrics["pass@2"] == pytest.approx((0.25 + 1.0) / 3)
+    assert (metrics["tasks"], metrics["attempts"], metrics["version"]) == (3, 24, 3)
+    assert metrics["success_low"] < metrics["success"] == 9 / 24 < metrics["success_high"]
+
+
+def test_one_task_and_one_attempt():
+    metrics = examine(tasks(1.0)).metrics(0)
+    assert (metrics["success"], metrics["tasks"], metrics["attempts"]) == (1.0, 1, 1)
+    assert (metrics["success_low"], metrics["success_high"]) == wilson(1, 1)
+    assert not any(name.startswith("pass@") for name in metrics)
+
+
+def test_failed_attempts_are_attempts_of_pass_at_k():
+    metrics = examine(tasks(["fail", "fail", "fail", 1.0], 0.0), attempts=4).metrics(0)
+    assert metrics["attempts"] == 8
+    assert metrics["pass@4"] == 0.5
+
+
+def test_datasets_have_their_own_headlines():
+    mixed = [*tasks(1.0, 1.0, 0.0), *tasks(0.0, 1.0, dataset="guess")]
+    metrics = examine(mixed, attempts=2).metrics(0)
+    assert (metrics["hops/success"], metrics["guess/success"]) == (pytest.approx(2 / 3), 0.5)
+    assert (metrics["hops/tasks"], metrics["guess/attempts"]) == (3, 4)
+    assert metrics["hops/success_low"] < metrics["hops/success"]
+    assert metrics["success"] == pytest.approx(0.6)

@@ -21,9 +21,11 @@ ORDER = (
     {"evaluate"},
     {"loop"},
     {"serve", "cluster", "view"},
+    {"choices"},
     {"build"},
     {"run"},
-    {"play"},
+    {"past"},
+    {"play", "verify", "cost"},
     {"cli", "commands"},
 )
 """Each layer may import those before it."""
@@ -33,7 +35,7 @@ ANYONE = {"__init__"}
 """The version."""
 SCREEN = "screen"
 """What a person sees: imports nothing of ours, and only a run and what comes after may speak to it."""
-SPEAKERS = {"run", "play", "cli", "commands"}
+SPEAKERS = {"run", "play", "verify", "cost", "cli", "commands"}
 
 
 def modules():

@@ -248,3 +248,72 @@ def test_truncated_attempts_can_be_left_out_of_the_loss(tmp_path: Path) -> None:
                 assert masked == (trajectory.status != "finished")
                 seen += masked
     assert seen
+
+
+OBJECTIVES = {
+    "sequence ratios, scored": [
+        "loss.name=gspo",
+        "loss.scope=trajectory",
+        "loss.anchor=learner",
+        "groups_per_update=2",
+    ],
+    "sequence ratios, sampled": ["loss.name=gspo", "loss.scope=turn", "max_lag=1"],
+    "corrected": ["loss.name=cispo", "loss.anchor=learner", "correction.truncate=sequence", "groups_per_update=2"],
+    "near the start": ["kl.coefficient=0.1", "kl.divergence=k2", "entropy=0.01"],
+    "charged": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.place=reward"],
+    "failures paid": ["rollout.on_failure.name=pay", "rollout.on_failure.value=-1.0"],
+}
+
+
+@pytest.mark.parametrize("overrides", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_objectives_train(tmp_path: Path, overrides: list[str]) -> None:
+    recipe = micro_recipe(tmp_path, "steps=2", *overrides)
+    assert train(recipe) is not None
+    for line in untimed(RunFolder.open(recipe.out).metrics)[1:]:
+        assert np.isfinite(line["loss"])
+        assert line["skipped"] == 0.0
+        assert line["ratio"] == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_reference_is_the_policy_at_the_start_also_after_a_resume(tmp_path: Path) -> None:
+    whole = micro_recipe(tmp_path, "kl.coefficient=0.1", "entropy=0.1", f"out={tmp_path / 'whole'}")
+    train(whole)
+    lines = untimed(RunFolder.open(whole.out).metrics)
+    assert lines[1]["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert lines[4]["kl"] > 1e-6
+    stopped = micro_recipe(tmp_path, "kl.coefficient=0.1", "entropy=0.1", f"out={tmp_path / 'stopped'}")
+
+    async def stop_after_two() -> None:
+        stop = asyncio.Event()
+        screen = SilentScreen()
+        screen.show = lambda done, metrics: stop.set() if done == 2 and "kl" in metrics else None  # type: ignore[method-assign]
+        assert await run.start(stopped, screen, stop) is None
+
+    asyncio.run(stop_after_two())
+    resume(Path(stopped.out))
+    assert untimed(RunFolder.open(stopped.out).metrics) == lines
+
+
+def test_on_policy_distillation_draws_near_the_teacher(tmp_path: Path) -> None:
+    teaching = micro_recipe(tmp_path, f"out={tmp_path / 'teacher'}", "sft.updates=60", "steps=1")
+    train(teaching)
+    teacher = latest_checkpoint(RunFolder.open(teaching.out).checkpoints).path
+    taught = [
+        "credit.name=distill",
+        f"teacher={teacher}",
+        "loss.name=reinforce",
+        "steps=8",
+        "optimizer.learning_rate=3e-3",
+    ]
+    text = (tmp_path / "micro.toml").read_text().replace('anchor = "engine"\n', "")
+    (tmp_path / "distill.toml").write_text(text)
+    recipe = load_recipe(tmp_path / "distill.toml", [f"out={tmp_path / 'pupil'}", *taught])
+    train(recipe)
+    folder = RunFolder.open(recipe.out)
+
+    def credit_of(step: int) -> float:
+        records = read_step(folder.archive / f"step-{step:06}.parquet")
+        return float(np.mean(np.concatenate([values for record in records for values in record.credit])))
+
+    assert credit_of(1) < -0.5
+    assert credit_of(8) > credit_of(1) / 2

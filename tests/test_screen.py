@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from turnwise.screen import PlainScreen, RichScreen, headline, open_screen
+from turnwise.screen import PlainScreen, RichScreen, headline, open_screen, table
 
 METRICS = {"reward/mean": 0.5, "success": 0.25, "loss": 1.0, "speed/tokens_per_second": 12345.6, "lag/max": 2.0}
 
@@ -47,3 +47,9 @@ def test_a_terminal_gets_a_bar_with_the_headline() -> None:
 def test_output_to_a_pipe_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert isinstance(open_screen(), PlainScreen)
+
+
+def test_a_table_is_aligned() -> None:
+    rows = [("tree", "1", ""), ("packed", "12,345", "x")]
+    assert table(("layout", "tokens", "is"), rows) == ["layout  tokens  is", "tree         1", "packed  12,345   x"]
+    assert table(("layout", "tokens"), []) == ["layout  tokens"]

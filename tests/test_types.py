@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
 from turnwise.types import (
+    Break,
     Group,
     Message,
     Status,
@@ -19,12 +20,13 @@ from turnwise.types import (
     Turn,
     TurnTiming,
     extends,
+    lost_tokens,
     pack_tokens,
     turns_of,
 )
 
 ARRAYS = ("prompt", "action", "logprobs", "versions")
-COUNT = [Status.finished, Status.too_many_turns, Status.too_long]
+COUNT = [Status.finished, Status.too_many_turns, Status.too_long, Status.penalised]
 DO_NOT_COUNT = [Status.prompt_too_long, Status.timed_out, Status.failed]
 HEARD = Message("user", "heard")
 
@@ -380,3 +382,20 @@ def test_groups_survive_pickle_and_copies(remake, groups, status):
             assert len(buffers_of(trajectory)) == 1
             assert trajectory.turns[0].prompt.base.nbytes == before.turns[0].prompt.base.nbytes
             assert not any(getattr(turn, name).flags.writeable for turn in trajectory.turns for name in ARRAYS)
+
+
+def test_a_prefix_that_broke_has_a_cause_and_a_cost():
+    first = make_turn([1, 2, 3], [4, 5])
+    grew = make_turn([1, 2, 3, 4, 5, 6], [7])
+    assert lost_tokens(grew, first) == 0
+    assert lost_tokens(make_turn([1, 2, 9, 4, 5, 6], [7]), first) == 3
+    assert lost_tokens(make_turn([1, 2, 3, 4], [7]), first) == 1
+    assert lost_tokens(make_turn([8], [7]), first) == 5
+    anew = make_turn([1, 2], [7])
+    stripped = make_turn([1, 2], [7], broke=Break.template)
+    for turns, broke in (((first, grew), "none"), ((first, anew), "unknown"), ((first, stripped), "template")):
+        trajectory = Trajectory(turns, Status.finished)
+        assert [turn.broke for turn in trajectory.turns] == [Break.none, broke]
+        again = pickle.loads(pickle.dumps(trajectory))
+        assert [turn.broke for turn in again.turns] == [Break.none, broke]
+        assert pickle.loads(pickle.dumps(trajectory.turns[1])).broke is Break(broke)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import importlib
 import json
+import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,27 +14,30 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from turnwise import config
+from turnwise import choices, config
 from turnwise.config import Recipe
-from turnwise.credit.estimators import COMPARE_ATTEMPTS, ESTIMATORS, imitate, needs
-from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
-from turnwise.credit.truncation import TRUNCATIONS
-from turnwise.credit.weighting import WEIGHTINGS, token_mean
+from turnwise.credit.estimators import imitate
+from turnwise.credit.scope import of_tokens
+from turnwise.credit.weighting import token_mean
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots import SlotEngine, SlotModel
 from turnwise.envs.base import Environment
 from turnwise.learn.learner import Learner, OptimizerSettings
-from turnwise.learn.losses import LOSSES, likelihood
+from turnwise.learn.losses import likelihood
+from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
 from turnwise.learn.schedules import schedule
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.loop import Settings, Stages
+from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
+from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.group import Practice
 from turnwise.rollout.limits import Limits
@@ -41,6 +45,7 @@ from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.types import Group, Task
 
+LAYOUTS = {"tree": cut, "packed": pack}
 BUILT_IN = {"hops": "turnwise.envs.hops:Hops", "guess": "turnwise.envs.guess:Guess"}
 
 
@@ -86,10 +91,35 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {}
     for entry in recipe.env:
         found = environment_class(entry.name)
+        if not is_batchable(found) and (ignored := entry.batching.changed):
+            raise ValueError(
+                f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
+            )
         makers[entry.label] = partial(
             found, **config.check_arguments(entry.name, "env.settings", found, entry.settings)
         )
     return makers
+
+
+def batches_of(recipe: Recipe) -> dict[str, Batches]:
+    """By dataset: what puts calls of its environments together, for training and validation alike."""
+    return {
+        entry.label: Batches(
+            environment_class(entry.name),
+            rule=rule_of(entry.batching),
+            slots=entry.batching.slots,
+            call_seconds=recipe.rollout.turn_seconds,
+        )
+        for entry in recipe.env
+    }
+
+
+def batched_makers(
+    recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool
+) -> dict[str, Callable[[], Environment]]:
+    """By dataset: makes a fresh environment whose calls are put together with others."""
+    lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
+    return {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
 
 
 def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:
@@ -188,6 +218,8 @@ class Parts:
     renderer: Renderer
     learner: Learner
     engine: Engine
+    batches: Mapping[str, Batches]
+    """By dataset."""
     tasks: TaskOrder
     settings: Settings
     stages: Stages
@@ -199,52 +231,66 @@ def check(recipe: Recipe) -> None:
     if recipe.model.path != "tiny" and not Path(recipe.model.path).is_dir():
         where = recipe.model.path
         raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
-    estimator = config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
-    ESTIMATORS[recipe.credit.name]([], {}, **estimator)  # settings out of range are refused here
-    weighting = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
-    WEIGHTINGS[recipe.weighting.name]([], **weighting)
-    config.choose("filter", recipe.filter, FILTERS, ("group",))
-    split_loss(recipe)
-    if recipe.filter.name == "zero_variance" and recipe.credit.name not in WITHIN_GROUPS:
-        raise ValueError(
-            f"filter zero_variance would drop groups that still carry signal for {recipe.credit.name}; "
-            f"use it with {' or '.join(sorted(WITHIN_GROUPS))}, or remove it"
-        )
-    if missing := needs(recipe.credit.name, estimator):
-        raise ValueError(
-            f"credit {recipe.credit.name} needs {' and '.join(sorted(missing))} from a model beside the policy, which "
-            "no recipe can name yet"
-        )
-    if recipe.credit.name in COMPARE_ATTEMPTS and recipe.rollout.min_attempts < 2:
-        raise ValueError(f"credit {recipe.credit.name} compares attempts; rollout.min_attempts must be at least 2")
-    if recipe.credit.name not in COMPARE_ATTEMPTS and recipe.groups_per_step * recipe.rollout.attempts < 2:
-        raise ValueError(
-            "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
-        )
+    for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
+        if path not in ("", "start") and not Path(path).is_dir():
+            raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
+    choices.check(recipe)
 
 
-def split_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """(anchor, arguments of the loss function)."""
-    arguments = recipe.loss.arguments
-    anchor = arguments.pop("anchor", "engine")
-    if anchor not in ("learner", "engine"):
-        raise ValueError(
-            f'loss.anchor = {anchor!r}: write "learner" (scored before the update) or "engine" (as sampled)'
-        )
-    named = config.Choice(name=recipe.loss.name, **arguments)
-    if anchor == "learner" and recipe.updates_per_step == 1 and (arguments or recipe.max_lag):
-        ignored = "max_lag" if recipe.max_lag else f"loss.{next(iter(arguments))}"
-        raise ValueError(
-            f'{ignored} would be ignored: with loss.anchor = "learner" the ratio of a step\'s only update is 1; '
-            'set loss.anchor = "engine", or more updates by groups_per_update or epochs'
-        )
-    return anchor, config.choose("loss", named, LOSSES, ("logprobs", "old", "advantages"))
-
-
-def learner_of(recipe: Recipe, model: Any, optimizer: config.Optimizer, updates: int) -> Learner:
-    policy = Policy(model, dtype=DTYPES[recipe.model.dtype], temperature=recipe.sampling.temperature)
+def learner_of(
+    recipe: Recipe,
+    model: Any,
+    optimizer: config.Optimizer,
+    updates: int,
+    frozen: Mapping[str, Any] = MappingProxyType({}),
+) -> Learner:
+    """The learner of a model, with frozen ones beside it by the name of what they score."""
+    made = {name: policy_of(recipe, beside.requires_grad_(False)) for name, beside in frozen.items()}
     settings = OptimizerSettings(optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.clip_norm)
-    return Learner(policy, settings, schedule(optimizer.schedule, optimizer.warmup, updates))
+    return Learner(policy_of(recipe, model), settings, schedule(optimizer.schedule, optimizer.warmup, updates), made)
+
+
+def policy_of(recipe: Recipe, model: Any) -> Policy:
+    longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
+    if device != "cpu" and recipe.tokens_per_pass < longest:
+        raise ValueError(
+            f"tokens_per_pass = {recipe.tokens_per_pass} cannot hold a turn of rollout.max_trajectory_tokens = "
+            f"{longest}, and only a CPU computes one in several passes; raise it"
+        )
+    return Policy(
+        model,
+        dtype=DTYPES[recipe.model.dtype],
+        temperature=recipe.sampling.temperature,
+        layout=LAYOUTS[recipe.layout],
+        longest=longest,
+        checkpointing=recipe.model.checkpointing,
+    )
+
+
+def frozen_models(recipe: Recipe, tokenizer: Any, start: Callable[[], Any]) -> dict[str, Any]:
+    """The models that a step needs scores of beside the policy's; `start` gives the one that training started from."""
+    needed, frozen = choices.needs(recipe), {}
+    if "reference" in needed:
+        path = recipe.kl.reference
+        frozen["reference"] = start() if path == "start" else same_vocabulary(path, tokenizer)
+    if "teacher" in needed:
+        frozen["teacher"] = same_vocabulary(recipe.teacher, tokenizer)
+    device = pick_device(recipe.model.device)
+    return {name: model.to(device) for name, model in frozen.items()}
+
+
+def same_vocabulary(path: str, tokenizer: Any) -> Any:
+    """The model in a folder, once its tokens are known to be the policy's."""
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(f"the model in {path} has another vocabulary than the policy, so it cannot score its tokens")
+    return load_model(path)
+
+
+def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
+    """The renderer of a model, which may end its actions with what its generation config names too."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = [named] if isinstance(named, int) else named or []
+    return Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools, ends)
 
 
 def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotEngine:
@@ -254,7 +300,7 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> S
         copy.deepcopy(model) if overlapping else model,
         slots=recipe.engine.slots,
         context=recipe.engine.context or recipe.rollout.max_trajectory_tokens,
-        end_tokens=[renderer.end_token],
+        end_tokens=renderer.end_tokens,
         decode=renderer.decode,
         dtype=DTYPES[recipe.model.dtype],
         version=version,
@@ -264,10 +310,10 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> S
     )
 
 
-def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer) -> Practice:
+def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches]) -> Practice:
     """How training attempts are made."""
     return Practice(
-        environments=environment_makers(recipe),
+        environments=batched_makers(recipe, batches, validation=False),
         engine=engine,
         renderer=renderer,
         sampling=Sampling(recipe.rollout.max_action_tokens, recipe.sampling.temperature),
@@ -279,13 +325,15 @@ def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer) -> Practice:
     )
 
 
-def exam_of(recipe: Recipe, engine: Engine, renderer: Renderer, *, greedy: bool) -> Practice:
+def exam_of(
+    recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], *, greedy: bool
+) -> Practice:
     """How held-out attempts are made: the same loop with its own sampling."""
     e = recipe.evaluation
     greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
     sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
     return Practice(
-        environments=environment_makers(recipe),
+        environments=batched_makers(recipe, batches, validation=True),
         engine=engine,
         renderer=renderer,
         sampling=greedily if greedy else sampled,
@@ -297,57 +345,55 @@ def exam_of(recipe: Recipe, engine: Engine, renderer: Renderer, *, greedy: bool)
     )
 
 
-def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0) -> Parts:
-    """The parts of a reinforcement-learning run that has done `step` steps."""
+def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0, start: Callable[[], Any] | None = None) -> Parts:
+    """The parts of a reinforcement-learning run that has done `step` steps; `start` gives the model it started from,
+    where that is not `model` itself."""
     check(recipe)
-    anchor, loss_arguments = split_loss(recipe)
-    renderer = Renderer(tokenizer, recipe.rollout.history)
-    learner = learner_of(recipe, model, recipe.optimizer, recipe.steps * recipe.updates_per_step)
+    renderer = renderer_of(recipe, model, tokenizer)
+    frozen = frozen_models(recipe, tokenizer, start or (lambda: copy.deepcopy(model)))
+    learner = learner_of(recipe, model, recipe.optimizer, recipe.steps * recipe.updates_per_step, frozen)
     engine = engine_of(recipe, model, renderer, step)
-    practice = practice_of(recipe, engine, renderer)
-    truncation = TRUNCATIONS[recipe.rollout.truncated]
-    worth = partial(FILTERS[recipe.filter.name], **config.choose("filter", recipe.filter, FILTERS, ("group",)))
-    estimator = config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores"))
-    estimate = partial(ESTIMATORS[recipe.credit.name], **estimator)
-    weighting = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
+    batches = batches_of(recipe)
+    practice = practice_of(recipe, engine, renderer, batches)
+    settle = choices.failure_of(recipe)
+
+    async def practise(draw: Draw) -> Group:
+        return settle(await practice.group(draw.task, draw.visit))
+
     stages = Stages(
-        practise=lambda draw: practice.group(draw.task, draw.visit),
-        keep=lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and worth(truncation.pay([group])[0]),
-        plan=partial(pack, tokens_per_pass=recipe.tokens_per_pass),
-        estimate=lambda groups, scores: estimate(truncation.pay(groups), scores),
-        weigh=truncation.weigh(partial(WEIGHTINGS[recipe.weighting.name], **weighting)),
-        loss=partial(LOSSES[recipe.loss.name], **loss_arguments),
+        practise=practise,
+        keep=choices.keep_of(recipe),
+        plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
+        estimate=choices.estimate_of(recipe),
+        correct=choices.correct_of(recipe),
+        weigh=choices.weighting_of(recipe),
+        anchor=choices.ratio_of(recipe).compare,
+        objective=choices.objective_of(recipe),
         run=in_own_thread("learner") if recipe.max_lag else inline,
     )
-    return Parts(
-        recipe,
-        tokenizer,
-        renderer,
-        learner,
-        engine,
-        task_order(recipe, tasks_of(recipe, "train")),
-        settings_of(recipe, anchor),
-        stages,
-    )
+    order = task_order(recipe, tasks_of(recipe, "train"))
+    return Parts(recipe, tokenizer, renderer, learner, engine, batches, order, settings_of(recipe), stages)
 
 
-def settings_of(recipe: Recipe, anchor: str) -> Settings:
+def settings_of(recipe: Recipe) -> Settings:
     return Settings(
         steps=recipe.steps,
         max_lag=recipe.max_lag,
         groups_per_step=recipe.groups_per_step,
         groups_per_update=recipe.groups_per_update or recipe.groups_per_step,
         epochs=recipe.epochs,
-        anchor=anchor,
+        anchor=choices.ratio_of(recipe).anchor,
+        needs=choices.needs(recipe),
         success_at=recipe.rollout.success_at,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
+        gap_limit=choices.gap_limit_of(recipe),
     )
 
 
 def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     """The parts of a warm start: the same loop, with demonstrations for attempts and likelihood for a loss."""
-    renderer = Renderer(tokenizer, recipe.rollout.history)
+    renderer = renderer_of(recipe, model, tokenizer)
     sft = recipe.sft
     learner = learner_of(recipe, model, sft.optimizer, sft.updates)
     practise: Callable[[Draw], Awaitable[Group]]
@@ -369,10 +415,12 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     stages = Stages(
         practise=practise,
         keep=lambda group: bool(group.trajectories),
-        plan=partial(pack, tokens_per_pass=recipe.tokens_per_pass),
+        plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
         estimate=imitate,
+        correct=choices.uncorrected,
         weigh=token_mean,
-        loss=likelihood,
+        anchor=of_tokens,
+        objective=Objective(likelihood),
         run=inline,
     )
     settings = Settings(
@@ -382,9 +430,11 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         groups_per_update=sft.batch,
         epochs=1,
         anchor="learner",
+        needs=frozenset(),
         success_at=recipe.rollout.success_at,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
+        gap_limit=math.inf,
     )
     nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
-    return Parts(recipe, tokenizer, renderer, learner, nobody, order, settings, stages)
+    return Parts(recipe, tokenizer, renderer, learner, nobody, {}, order, settings, stages)

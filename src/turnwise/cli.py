@@ -16,7 +16,10 @@ EPILOG = """examples:
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise eval runs/quickstart                                held-out success of its last checkpoint
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise verify runs/quickstart                              prove that layouts change neither loss nor gradient
+  turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise play hops                                           play an environment yourself
+  turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
 """
 
 
@@ -47,6 +50,22 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last"
     )
+
+    breaks = commands.add_parser(
+        "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"
+    )
+    breaks.add_argument("run", metavar="RUN", help="a run folder; its archive is read")
+
+    verify = commands.add_parser("verify", help="prove on a run's own data that every layout trains the same")
+    verify.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
+    verify.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
+    verify.add_argument("--groups", metavar="K", type=int, default=4, help="take at most so many groups (4)")
+    verify.add_argument("--tokens", metavar="N", type=int, help="take at most so many tokens (about a minute's worth)")
+    verify.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="compute in this (float64)")
+
+    cost = commands.add_parser("cost", help="count and predict what one update of a run costs in each layout")
+    cost.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
+    cost.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
 
     play = commands.add_parser("play", help="play an environment in the terminal, seeing what the model would see")
     play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")

@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
         tasks = [t for ts in build.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
         found = {}
         for kind in ("sampled", "greedy"):
-            practice = build.exam_of(recipe, parts.engine, parts.renderer, greedy=kind == "greedy")
+            practice = build.exam_of(recipe, parts.engine, parts.renderer, parts.batches, greedy=kind == "greedy")
             result = await evaluate(practice, tasks, recipe.rollout.success_at)
             found[kind] = result.metrics(0)
         await parts.engine.close()
@@ -201,6 +201,46 @@ def model_to_evaluate(chosen: argparse.Namespace) -> tuple[config.Recipe, Path |
     if latest is None:
         raise ValueError(f"{where} has no checkpoint yet")
     return recipe, latest.path
+
+
+def breaks_command(chosen: argparse.Namespace) -> int:
+    from turnwise.runs.breaks import describe_breaks, find_breaks
+    from turnwise.runs.folder import RunFolder
+
+    folder = RunFolder.open(chosen.run)
+    for line in describe_breaks(find_breaks(folder.archive), decoder_of(folder.checkpoints)):
+        print(line)
+    return 0
+
+
+def decoder_of(checkpoints: Path) -> Callable[[Sequence[int]], str] | None:
+    """What turns tokens of a run into text, where a checkpoint has its tokenizer."""
+    from turnwise.learn.policy import load_tokenizer
+    from turnwise.runs.checkpoint import latest_checkpoint
+
+    try:
+        latest = latest_checkpoint(checkpoints)
+        tokenizer = load_tokenizer(latest.path) if latest else None
+    except (OSError, ValueError):
+        return None
+    return None if tokenizer is None else lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def verify_command(chosen: argparse.Namespace) -> int:
+    from turnwise.verify import verify
+
+    found = verify(Path(chosen.run), chosen.step, chosen.groups, chosen.tokens, chosen.dtype)
+    for line in found.describe():
+        print(line)
+    return 1 if found.failed else 0
+
+
+def cost_command(chosen: argparse.Namespace) -> int:
+    from turnwise.cost import cost
+
+    for line in cost(Path(chosen.run), chosen.step).describe():
+        print(line)
+    return 0
 
 
 def play_command(chosen: argparse.Namespace) -> int:

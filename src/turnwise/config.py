@@ -23,6 +23,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @property
+    def changed(self) -> list[str]:
+        """Keys with another value than their default: what somebody wanted, also after a round trip through a file."""
+        return [name for name, f in type(self).model_fields.items() if getattr(self, name) != f.default]
+
 
 class Choice(Section):
     """A function chosen by name; every other key is an argument of that function."""
@@ -49,15 +54,46 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; master weights and optimizer state are float32 either way."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where model and engine live; auto takes cuda, then mps, then cpu."""
+    """Where model and engine live; auto takes cuda where there is one, else cpu."""
     threads: int = Field(0, ge=0)
     """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap."""
+    checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass, which computes each layer once more: less memory, more
+    time, the same result."""
 
     @model_validator(mode="after")
     def only_tiny_has_a_size(self) -> Self:
-        fields = type(self).model_fields
-        if self.path != "tiny" and any(getattr(self, name) != fields[name].default for name in ("hidden", "layers")):
+        if self.path != "tiny" and {"hidden", "layers"} & set(self.changed):
             raise ValueError('hidden and layers size the tiny model only; remove them or set path = "tiny"')
+        return self
+
+
+class Batching(Section):
+    """How calls of an environment with `step_many` or `close_many` are put together."""
+
+    slots: int = Field(4, ge=1)
+    """Calls under way at once, of step_many and of close_many each."""
+    max_batch: int = Field(256, ge=1)
+    """Attempts per call."""
+    max_wait: float | Literal["auto"] = "auto"
+    """Seconds a call is held back for more to come while a slot is free; auto does not in training, and in validation
+    takes half the price of a call, as fitted to those made."""
+    policy: Literal["adaptive", "lockstep", "per_attempt"] = "adaptive"
+    """adaptive calls when a slot is free, with as many as are worth a call; lockstep waits for all attempts, each turn;
+    per_attempt calls for each by itself."""
+
+    @field_validator("max_wait", mode="before")
+    @classmethod
+    def seconds_or_auto(cls, value: Any) -> Any:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value != "auto" and not (number and 0 <= value < math.inf):
+            raise ValueError('write seconds, 0 or more, or "auto"')
+        return value
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if self.policy != "adaptive" and (ignored := {"max_batch", "max_wait"} & set(self.changed)):
+            raise ValueError(f'{min(ignored)} is ignored with policy = "{self.policy}"')
         return self
 
 
@@ -74,6 +110,8 @@ class Environment(Section):
     """Arguments of the environment's constructor."""
     tasks: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's `tasks` function, beside split and seed."""
+    batching: Batching = Batching()
+    """How its calls are put together."""
 
     @property
     def label(self) -> str:
@@ -85,8 +123,11 @@ class Rollout(Section):
 
     attempts: int = Field(8, ge=1)
     """Attempts per task: the size of a group."""
-    history: Literal["extend", "rerender"] = "extend"
-    """extend keeps the exact tokens so far and appends; rerender applies the chat template anew each turn."""
+    history: Literal["extend", "rerender", "managed"] = "extend"
+    """extend keeps the exact tokens so far and appends; rerender applies the chat template anew each turn; managed
+    shows what the environment hands over, which it must do every turn."""
+    tools: Literal["none", "hermes", "llama", "harmony"] = "none"
+    """How the model writes tool calls, which environments then get as structure; none leaves messages plain text."""
     max_turns: int = Field(8, ge=1)
     """Model calls per attempt."""
     max_prompt_tokens: int = Field(4096, ge=1)
@@ -103,6 +144,8 @@ class Rollout(Section):
     """How often a failed or timed-out attempt is made again with a fresh environment."""
     min_attempts: int = Field(2, ge=1)
     """A group with fewer attempts that count is dropped and replaced."""
+    on_failure: Choice = Choice(name="drop")
+    """What becomes of attempts that failed for good: drop leaves them out, pay counts them as paid its value."""
     truncated: Literal["train", "mask", "zero"] = "train"
     """Attempts cut short train with what they earned, train not at all, or count as paid nothing."""
     success_at: float = 1.0
@@ -134,6 +177,69 @@ class Engine(Section):
     """Requests decoded together; the others wait."""
     context: int = Field(0, ge=0)
     """Tokens a slot can hold; 0 takes max_trajectory_tokens."""
+
+
+class Kl(Section):
+    """How the policy is kept near a reference."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """How strongly; 0 for not at all."""
+    place: Literal["loss", "reward"] = "loss"
+    """A term of the loss, or a charge of k1, the log ratio, on every token's reward."""
+    divergence: Literal["k2", "k3"] = "k3"
+    """Estimate in the loss. k2 has the divergence's own gradient; k3 is never negative and has the gradient of the
+    divergence the other way round."""
+    reference: str = "start"
+    """A folder that transformers can load, or "start": the policy as it is before the first step."""
+
+    @field_validator("divergence", mode="before")
+    @classmethod
+    def k1_is_no_loss(cls, value: Any) -> Any:
+        if value == "k1":
+            raise ValueError(
+                'k1 as a loss has an expected gradient of zero; use "k2" or "k3", or place = "reward", which charges k1'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if not self.coefficient and (ignored := self.changed):
+            raise ValueError(f"{ignored[0]} is ignored without a coefficient")
+        if self.place == "reward" and "divergence" in self.changed:
+            raise ValueError('divergence is one of the loss; with place = "reward" the charge is k1')
+        return self
+
+
+class Correction(Section):
+    """Credit corrected for the gap between the engine that sampled and the learner that trains, by the ratio of the
+    learner's logprobs before the first update to the engine's."""
+
+    truncate: Literal["off", "token", "sequence"] = "off"
+    """Importance weights: none, each token's own ratio, or the product over a sequence."""
+    cap: float = Field(2.0, gt=0)
+    """Ratios count at most this."""
+    token_band: tuple[float, float] | None = None
+    """Tokens with a ratio outside do not train."""
+    sequence_band: tuple[float, float] | None = None
+    """Sequences with a geometric mean ratio outside do not train."""
+    scope: Literal["turn", "trajectory"] = "trajectory"
+    """What a sequence is."""
+
+    @property
+    def active(self) -> bool:
+        return self.truncate != "off" or self.token_band is not None or self.sequence_band is not None
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if "cap" in self.changed and self.truncate == "off":
+            raise ValueError('cap is ignored with truncate = "off"')
+        if "scope" in self.changed and self.truncate != "sequence" and self.sequence_band is None:
+            raise ValueError('scope is ignored without truncate = "sequence" or a sequence_band')
+        for name in ("token_band", "sequence_band"):
+            low, high = getattr(self, name) or (0.0, 1.0)
+            if not 0.0 <= low < high:
+                raise ValueError(f"{name} = [{low:g}, {high:g}]: write two bounds, 0 <= low < high")
+        return self
 
 
 class Optimizer(Section):
@@ -201,8 +307,7 @@ class Sft(Section):
 
     @model_validator(mode="after")
     def noise_needs_demonstrators(self) -> Self:
-        fields = type(self).model_fields
-        if self.data and any(getattr(self, name) != fields[name].default for name in ("noise", "demonstrations")):
+        if self.data and {"noise", "demonstrations"} & set(self.changed):
             raise ValueError("noise and demonstrations apply to demonstrating environments, not to sft.data")
         return self
 
@@ -239,12 +344,17 @@ class Recipe(Section):
     """Groups per optimizer step; 0 takes the whole step's."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's groups."""
+    layout: Literal["tree", "packed"] = "tree"
+    """How turns are laid out: tree computes shared prefixes once, packed every turn by itself; the result is equal."""
     tokens_per_pass: int = Field(16384, ge=1)
     """Tokens per forward and backward pass; bounds memory, never changes the result."""
     nonfinite_limit: int = Field(3, ge=1)
     """Updates in a row that may be skipped for a non-finite loss or gradient before the run stops."""
     dropped_limit: int = Field(512, ge=1)
     """Groups in a row that may be dropped before the run stops."""
+    gap_limit: float = Field(0.0, ge=0)
+    """Mean difference between the engine's logprobs and the learner's, on tokens of the trained version, at which the
+    run stops; 0 takes 1e-3 in float32 and 0.1 in bfloat16."""
     model: Model = Model()
     """The policy."""
     env: tuple[Environment, ...] = Field(min_length=1)
@@ -262,7 +372,15 @@ class Recipe(Section):
     weighting: Choice = Choice(name="token_mean")
     """Share of every token in the objective."""
     loss: Choice = Choice(name="ppo_clip")
-    """Policy loss."""
+    """Policy loss; beside its own settings anchor (what a ratio compares with) and, for gspo, scope."""
+    entropy: float = Field(0.0, ge=0)
+    """Coefficient of the entropy bonus."""
+    kl: Kl = Kl()
+    """How the policy is kept near a reference."""
+    correction: Correction = Correction()
+    """Off-policy correction."""
+    teacher: str = ""
+    """A folder that transformers can load: the model that credit distill learns from."""
     optimizer: Optimizer = Optimizer()
     """AdamW and its schedule."""
     evaluation: Evaluation = Evaluation()
@@ -284,7 +402,7 @@ class Recipe(Section):
             raise ValueError(
                 f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}"
             )
-        if self.tokens_per_pass < self.rollout.max_trajectory_tokens:
+        if self.layout == "packed" and self.tokens_per_pass < self.rollout.max_trajectory_tokens:
             raise ValueError(
                 f"tokens_per_pass = {self.tokens_per_pass} cannot hold a turn of "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"

@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import Practice, all_of
 from turnwise.runs.describe import describe
-from turnwise.runs.interval import wilson
+from turnwise.runs.interval import clustered
 from turnwise.types import Group, Task
+
+OF_TRAINING = ("lag/", "groups/", "stop/", "reward/std", "turn/reward", "success/", "reward/")
+KEPT = ("reward/mean", "reward/min", "reward/max")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an evaluation found."""
+    """What an evaluation found.
+
+    Example:
+        Result(groups, success_at=1.0).metrics(version=10)["success"]
+    """
 
     groups: tuple[Group, ...]
     success_at: float
 
     @property
+    def tallies(self) -> list[tuple[int, int]]:
+        """(successes, attempts) of each task; an attempt that failed has not succeeded."""
+        return [
+            (
+                sum(trajectory.total >= self.success_at for trajectory in group.trajectories),
+                len(group.trajectories) + len(group.failed),
+            )
+            for group in self.groups
+        ]
+
+    @property
     def num_attempts(self) -> int:
-        return sum(len(group.trajectories) + len(group.failed) for group in self.groups)
+        return sum(attempts for _, attempts in self.tallies)
 
     @property
     def num_successes(self) -> int:
-        return sum(t.total >= self.success_at for group in self.groups for t in group.trajectories)
+        return sum(successes for successes, _ in self.tallies)
 
     @property
     def success(self) -> float:
-        """Share of all attempts that succeeded; one that failed has not."""
+        """Share of all attempts that succeeded."""
         return self.num_successes / max(1, self.num_attempts)
 
     def metrics(self, version: int) -> dict[str, float]:
-        low, high = wilson(self.num_successes, self.num_attempts)
+        """Overall and, where there are several, of each dataset; `version` is that of the weights."""
         described = describe(self.groups, (), version=version, success_at=self.success_at)
-        chosen = {
-            name: value
-            for name, value in described.items()
-            if not name.startswith(("lag/", "groups/", "stop/", "reward/std", "turn/reward"))
-        }
-        names = {group.task.dataset for group in self.groups}
+        chosen = {name: value for name, value in described.items() if name in KEPT or not name.startswith(OF_TRAINING)}
+        metrics = {**chosen, **self.headline, "version": float(version)}
+        names = sorted({group.task.dataset for group in self.groups})
         for name in names if len(names) > 1 else ():
             part = Result(tuple(group for group in self.groups if group.task.dataset == name), self.success_at)
-            chosen[f"success/{name}"] = part.success
+            metrics |= {f"{name}/{key}": value for key, value in part.headline.items()}
+        return metrics
+
+    @property
+    def headline(self) -> dict[str, float]:
+        """Success with its interval, pass@k, and how many tasks and attempts these are of."""
+        low, high = clustered(self.tallies)
+        fewest = min((attempts for _, attempts in self.tallies), default=0)
+        sizes = [k for k in (2, 4, 8, 16, 32, 64, 128) if k <= fewest]
         return {
-            **chosen,
             "success": self.success,
             "success_low": low,
             "success_high": high,
-            "attempts": self.num_attempts,
+            "attempts": float(self.num_attempts),
+            "tasks": float(len(self.groups)),
+            "return": mean_total(self.groups),
+            **{f"pass@{k}": pass_at(k, self.tallies) for k in sizes},
         }
+
+
+def mean_total(groups: Sequence[Group]) -> float:
+    """The mean total of the attempts that count; NaN where none does."""
+    totals = [trajectory.total for group in groups for trajectory in group.trajectories]
+    return math.fsum(totals) / len(totals) if totals else math.nan
+
+
+def pass_at(k: int, tallies: Sequence[tuple[int, int]]) -> float:
+    """The chance that of k attempts at a task at least one succeeds, without bias: the share of all choices of k from
+    the attempts made that hold a success, averaged over tasks."""
+    chances = []
+    for successes, attempts in tallies:
+        if attempts < k:
+            raise ValueError(f"pass@{k} needs {k} attempts at every task, and one has {attempts}")
+        chances.append(1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k))
+    return math.fsum(chances) / len(chances) if chances else math.nan
 
 
 async def evaluate(practice: Practice, tasks: Sequence[Task], success_at: float) -> Result:
     """Attempts at every task at once; the engine decides how many run together."""
-    groups = await asyncio.gather(*(practice.group(task, visit=0) for task in tasks))
+    groups = await all_of(practice.group(task, visit=0) for task in tasks)
     return Result(tuple(groups), success_at)

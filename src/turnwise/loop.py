@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from turnwise.credit.estimators import Credit
+from turnwise.credit.scope import Anchor, PerTurn
 from turnwise.credit.weighting import Weights
 from turnwise.engines.base import Engine
 from turnwise.learn.learner import Learner
-from turnwise.learn.losses import Loss
+from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
-from turnwise.runs.describe import describe
+from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.stream import Practise, Slots, stream_groups
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.types import Group, Turn, turns_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,13 @@ class Settings:
     epochs: int
     anchor: str
     """What the loss compares new logprobs with: "engine" (as sampled) or "learner" (scored before the first update)."""
+    needs: frozenset[str]
+    """What is scored before the first update of a step: old, reference, teacher."""
     success_at: float
     nonfinite_limit: int
     dropped_limit: int
+    gap_limit: float
+    """Largest mean difference between the engine's logprobs and the learner's before the run stops."""
 
     @property
     def updates_per_step(self) -> int:
@@ -56,6 +65,10 @@ class Progress:
     lag_max: int = 0
 
 
+Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
+"""(groups, credit, old logprobs) -> (credit for the loss, measurements)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The parts of a step, chosen in build.py."""
@@ -64,8 +77,10 @@ class Stages:
     keep: Callable[[Group], bool]
     plan: Callable[[Sequence[Turn]], list[Plan]]
     estimate: Callable[[Sequence[Group], Mapping[str, Any]], Credit]
+    correct: Correct
     weigh: Callable[[Sequence[Group]], Weights]
-    loss: Loss
+    anchor: Anchor
+    objective: Objective
     run: Callable[..., Awaitable[Any]]
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
 
@@ -96,6 +111,7 @@ async def train(
             if taken is None:
                 return
             waited = time.perf_counter() - began
+            warn_of_failures([*taken.kept, *taken.dropped])
             metrics, records = await stages.run(train_step, settings, stages, learner, taken, progress.step)
             progress.step += 1
             loading = time.perf_counter()
@@ -111,9 +127,23 @@ async def train(
                     f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
                     "lower optimizer.learning_rate and resume from an earlier checkpoint"
                 )
+            if metrics.get("gap/mean", 0.0) > settings.gap_limit:
+                raise RunStopped(
+                    f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
+                    f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
+                )
             slots.release(len(taken.kept))
             if stop.is_set():
                 return
+
+
+def warn_of_failures(groups: Sequence[Group]) -> None:
+    """Name the tasks at which half of the attempts or more failed: a policy may be learning to break them."""
+    broken = {group.task.id: share for group in groups if (share := failure_share(group)) >= 0.5}
+    if broken:
+        worst = sorted(broken, key=lambda task: -broken[task])[:3]
+        shares = ", ".join(f"{task} ({broken[task]:.0%})" for task in worst)
+        log.warning("attempts fail at %d of %d tasks of this step, most at %s", len(broken), len(groups), shares)
 
 
 async def unless_stopped(work: Awaitable[Taken], stop: asyncio.Event) -> Taken | None:
@@ -138,46 +168,56 @@ def train_step(
     batches = [taken.kept[start : start + size] for start in range(0, len(taken.kept), size)]
     turns = [list(turns_of(batch)) for batch in batches]
     plans = [stages.plan(batch) for batch in turns]
-    old = anchors(settings, learner, plans, turns)
+    scores = {
+        name: [learner.score(plan, len(batch), name) for plan, batch in zip(plans, turns, strict=True)]
+        for name in sorted(settings.needs)
+    }
     try:
-        credit = stages.estimate(taken.kept, {"old": flat(old)} if old[0] is not None else {})
-    except ValueError as error:  # totals that the estimator is not made for; nothing has been updated yet
+        credit = stages.estimate(taken.kept, {name: flat(scores[name]) for name in scores})
+        corrected, measured = stages.correct(taken.kept, credit, flat(scores.get("old", [])))
+    except ValueError as error:  # values that an estimator is not made for; nothing has been updated yet
         raise RunStopped(str(error)) from error
-    credits = split_by(credit, [len(batch) for batch in turns])
+    credits = split_by(corrected, [len(batch) for batch in turns])
     weights = [stages.weigh(batch) for batch in batches]
     logged: list[dict[str, float]] = []
     sampled_gap: dict[str, float] = {}
     for _ in range(settings.epochs):
         for index, plan in enumerate(plans):
-            metrics, now = learner.update(plan, credits[index], weights[index], old[index], stages.loss)
+            told: dict[str, PerTurn] = {name: scores[name][index] for name in scores if name == "reference"}
+            if (old := old_of(settings, scores, turns, index)) is not None:
+                moved = bool(logged) or settings.anchor == "engine"
+                now = partial(learner.score, plan, len(turns[index])) if moved else partial(same, old)
+                told["old"] = stages.anchor(batches[index], old, now)
+            metrics, logprobs = learner.update(plan, credits[index], weights[index], told, stages.objective)
+            if not logged:
+                sampled_gap = gap(turns[index], logprobs, version)
             logged.append(metrics)
-            if len(logged) == 1:
-                sampled_gap = gap(turns[index], now, version)
     metrics = {
         **describe(taken.kept, taken.dropped, version=version, success_at=settings.success_at),
         **sampled_gap,
+        **measured,
         **{name: float(np.mean([update[name] for update in logged])) for name in logged[0]},
         "tokens/planned": float(sum(plan.num_tokens for batch in plans for plan in batch)),
         "tokens/action": float(sum(len(plan.action_nodes) for batch in plans for plan in batch)),
-        "passes": float(sum(len(batch) for batch in plans)),
+        "passes": float(sum(plan.num_stretches for batch in plans for plan in batch)),
         "seconds/plan_and_credit": time.perf_counter() - began - (sum(learner.seconds.values()) - spent),
         "seconds/train": time.perf_counter() - began,
     }
     return metrics, records_of(taken, credit, flat(weights))
 
 
-def anchors(
-    settings: Settings, learner: Learner, plans: Sequence[Sequence[Plan]], turns: Sequence[Sequence[Turn]]
-) -> list[list[np.ndarray] | None]:
-    """The old logprobs of every mini-batch, before the first update.
-
-    The only update of a step compares the policy with itself, so nothing is scored for it.
-    """
+def old_of(
+    settings: Settings, scores: Mapping[str, Sequence[PerTurn]], turns: Sequence[Sequence[Turn]], index: int
+) -> PerTurn | None:
+    """The logprobs that a mini-batch's loss is anchored on; None where the policy is its own, in a step's only
+    update."""
     if settings.anchor == "engine":
-        return [[turn.logprobs for turn in batch] for batch in turns]
-    if settings.updates_per_step == 1:
-        return [None]
-    return [list(learner.score(plan, len(batch))) for plan, batch in zip(plans, turns, strict=True)]
+        return [turn.logprobs for turn in turns[index]]
+    return scores["old"][index] if "old" in scores else None
+
+
+def same(old: PerTurn) -> PerTurn:
+    return old
 
 
 def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ async def play(recipe: Recipe, number: int) -> int:
     tokenizer = (
         (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
     )
-    renderer = Renderer(tokenizer, recipe.rollout.history)
+    renderer = Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools)
     shown: list[int] = []
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:

@@ -19,6 +19,7 @@ from turnwise.config import Recipe, parse_recipe
 from turnwise.engines.slots import SlotEngine
 from turnwise.evaluate import evaluate
 from turnwise.learn.learner import save_policy
+from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, train
 from turnwise.runs import archive, tracker
 from turnwise.runs.archive import Record
@@ -96,8 +97,9 @@ def cache_folder() -> Path:
 
 def fingerprint(recipe: Recipe) -> str:
     """Changes with everything a warm start depends on."""
-    keep = {"seed", "model", "env", "rollout", "sft", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
-    text = json.dumps({**recipe.model_dump(mode="json", include=keep), "turnwise": __version__}, sort_keys=True)
+    keep = {"seed", "model", "env", "rollout", "sft", "layout", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
+    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": {"batching"}}})
+    text = json.dumps({**needed, "turnwise": __version__}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -122,6 +124,11 @@ class Run:
         generate = engine.model.model_seconds if isinstance(engine, SlotEngine) else 0.0
         return {"generate": generate, **self.parts.learner.seconds}
 
+    def batch_metrics(self) -> dict[str, float]:
+        """How calls of environments were put together since the last time."""
+        batches = self.parts.batches.items()
+        return {f"batch/{label}/{key}": value for label, own in batches for key, value in own.report().items()}
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         before = time.perf_counter()
@@ -135,7 +142,7 @@ class Run:
 
     async def exam(self, *, greedy: bool, tasks_per_dataset: int) -> dict[str, float]:
         """Held-out metrics of the live weights."""
-        practice = exam_of(self.recipe, self.parts.engine, self.parts.renderer, greedy=greedy)
+        practice = exam_of(self.recipe, self.parts.engine, self.parts.renderer, self.parts.batches, greedy=greedy)
         tasks = [task for tasks in self.heldout.values() for task in tasks[:tasks_per_dataset]]
         with self.timed("evaluate"):
             result = await evaluate(practice, tasks, self.recipe.rollout.success_at)
@@ -156,7 +163,7 @@ class Run:
         """Evaluate and checkpoint the model that training starts from."""
         metrics = await self.full_exam()
         self.state.before = success_of(metrics)
-        self.tracker.log(0, metrics)
+        self.tracker.log(0, metrics | self.batch_metrics())
         self.checkpoint()
         self.since = self.counters()
         self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
@@ -173,6 +180,7 @@ class Run:
             metrics |= await self.full_exam()
         elif every and step % every == 0:
             metrics |= await self.exam(greedy=False, tasks_per_dataset=self.recipe.evaluation.tasks)
+        metrics |= self.batch_metrics()
         with self.timed("record"):
             self.tracker.log(step, metrics)
             archive.write_step(self.folder.archive, step, records)
@@ -264,6 +272,9 @@ async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio
     set_threads(recipe)
     state = State()
     model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
+    if recipe.kl.coefficient and recipe.kl.reference == "start":
+        with atomic_folder(folder.reference) as aside:
+            save_policy(model, tokenizer, aside)
     run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
     await run.before()
     return run
@@ -288,7 +299,7 @@ async def restored(recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, sc
     """A run as its checkpoint left it."""
     set_threads(recipe)
     model, tokenizer = await model_and_tokenizer(recipe, checkpoint.path)
-    parts = build(recipe, model, tokenizer, checkpoint.step)
+    parts = build(recipe, model, tokenizer, checkpoint.step, start=lambda: load_model(folder.reference))
     parts.learner.restore(checkpoint.path)
     run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen)
     run.last_checkpoint = checkpoint.step

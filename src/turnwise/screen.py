@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -88,6 +88,15 @@ class RichScreen:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns: the first to the left, the others to the right."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    aligned = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
+    aligned[0] = [cell.ljust(widths[0]) for cell in columns[0]]
+    return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
 def open_screen() -> Screen:

@@ -6,6 +6,7 @@ P prompt tokens of a turn, A action tokens of a turn.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +43,56 @@ class Status(StrEnum):
     prompt_too_long = "prompt_too_long"
     timed_out = "timed_out"
     failed = "failed"
+    penalised = "penalised"
+    """Failed or timed out, and counted all the same, by `rollout.on_failure`."""
 
     @property
     def counts(self) -> bool:
         """Whether an attempt that ended so enters the statistics of its group."""
-        return self in (Status.finished, Status.too_many_turns, Status.too_long)
+        return self in (Status.finished, Status.too_many_turns, Status.too_long, Status.penalised)
+
+
+class Break(StrEnum):
+    """Why a prompt does not begin with the turn before it."""
+
+    none = "none"
+    """It does, or there is no turn before."""
+    template = "template"
+    """The chat template writes the turn before differently once new messages follow."""
+    retokenised = "retokenised"
+    """The text only grew, but the action was sampled in other tokens than the tokenizer makes of its text."""
+    history = "history"
+    """The environment chose what the model sees."""
+    unknown = "unknown"
+    """Nobody recorded why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool: its name and its arguments, which are JSON values.
+
+    Example:
+        ToolCall("get", {"name": "amber"})
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(compare=False)
+    text: str = field(init=False, repr=False)
+    """The arguments as text. Calls are equal where it is: 1, 1.0 and true are not."""
+
+    def __post_init__(self) -> None:
+        if type(self.name) is not str or not self.name:
+            raise ValueError(f"a ToolCall needs a name, got {self.name!r}")
+        try:
+            text = json.dumps(dict(self.arguments), ensure_ascii=False, allow_nan=False)
+            own = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the arguments of a ToolCall are a mapping to JSON values ({error})") from None
+        object.__setattr__(self, "arguments", MappingProxyType(own))
+        object.__setattr__(self, "text", text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ToolCall, (self.name, dict(self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +101,28 @@ class Message:
 
     Example:
         Message("user", "Start at amber. Follow 2 links.")
+        Message("assistant", "", thinking="amber first", calls=(ToolCall("get", {"name": "amber"}),))
     """
 
     role: str
     content: str
+    thinking: str = ""
+    """Reasoning, where it is known apart from the content."""
+    calls: tuple[ToolCall, ...] = ()
+    fault: str = ""
+    """What is wrong with a call that could not be read, in a line for the model; the content then has all the text."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str) or not isinstance(self.content, str):
             raise ValueError(
                 f"a Message is two strings, got {type(self.role).__name__} and {type(self.content).__name__}"
             )
+        if type(self.thinking) is not str or type(self.fault) is not str:
+            raise ValueError("the thinking and the fault of a Message are strings")
+        if type(self.calls) is not tuple:
+            object.__setattr__(self, "calls", tuple(self.calls))
+        if any(type(call) is not ToolCall for call in self.calls):
+            raise ValueError("the calls of a Message are ToolCall values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +208,8 @@ class Turn:
     said: Message
     heard: tuple[Message, ...] = ()
     timing: TurnTiming = TurnTiming()
+    broke: Break = Break.none
+    """Why the prompt does not begin with the turn before."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -158,6 +218,7 @@ class Turn:
         fix(self, "logprobs", frozen_array(self.logprobs, np.float32, "Turn.logprobs"))
         fix(self, "versions", frozen_array(self.versions, np.int32, "Turn.versions"))
         fix(self, "stop", StopReason(self.stop))
+        fix(self, "broke", Break(self.broke))
         fix(self, "heard", tuple(self.heard))
         size = len(self.action)
         if len(self.logprobs) != size or len(self.versions) != size:
@@ -182,7 +243,8 @@ class Turn:
 class Trajectory:
     """One attempt at a task: its turns in order, how it ended and what it was paid.
 
-    Turns whose prompt extends the turn before share one token buffer, in memory and when pickled.
+    Turns whose prompt extends the turn before share one token buffer, in memory and when pickled. One that does not,
+    and does not say why, has broken for an unknown reason.
 
     Example:
         Trajectory(turns=(first, second), status=Status.finished, outcome=1.0, marks={"lookups": 2.0})
@@ -221,7 +283,7 @@ class Trajectory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffer, spans = pack_tokens(self.turns)
-        rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing) for t in self.turns]
+        rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
         return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks))
 
 
@@ -291,22 +353,34 @@ def extends(turn: Turn, before: Turn) -> bool:
     )
 
 
+def lost_tokens(turn: Turn, before: Turn) -> int:
+    """Tokens of the turn before, prompt and action, that the prompt of `turn` does not begin with."""
+    known = np.concatenate([before.prompt, before.action])
+    size = min(len(known), len(turn.prompt))
+    differs = known[:size] != turn.prompt[:size]
+    return len(known) - (int(differs.argmax()) if differs.any() else size)
+
+
 def share_storage(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """The same turns with prompts and actions as views of one buffer."""
     buffer, spans = pack_tokens(turns)
-    return tuple(
-        with_tokens(turn, buffer[start:middle], buffer[middle:end])
-        for turn, (start, middle, end) in zip(turns, spans.tolist(), strict=True)
-    )
+    shared = []
+    begun = 0
+    for turn, (start, middle, end) in zip(turns, spans.tolist(), strict=True):
+        broke = Break.unknown if start != begun and turn.broke is Break.none else turn.broke
+        shared.append(with_tokens(turn, buffer[start:middle], buffer[middle:end], broke))
+        begun = start
+    return tuple(shared)
 
 
-def with_tokens(turn: Turn, prompt: Tokens, action: Tokens) -> Turn:
+def with_tokens(turn: Turn, prompt: Tokens, action: Tokens, broke: Break) -> Turn:
     """The same turn with its tokens stored elsewhere; nothing is checked again."""
     moved = object.__new__(Turn)
     for name in Turn.__slots__:
         object.__setattr__(moved, name, getattr(turn, name))
     object.__setattr__(moved, "prompt", prompt)
     object.__setattr__(moved, "action", action)
+    object.__setattr__(moved, "broke", broke)
     return moved
 
 

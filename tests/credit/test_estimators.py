@@ -33,11 +33,12 @@ from turnwise.credit.estimators import (
     rloo,
     turn_baseline,
 )
-from turnwise.types import Group, Task, Trajectory
+from turnwise.types import Group, Task, Trajectory, turns_of
 
 BY_ATTEMPT = [grpo, rloo, maxrl, reinforce]
 UNSCORED = [estimate for name, estimate in ESTIMATORS.items() if not needs(name, {})]
 ALL = [*UNSCORED, imitate]
+SCORES = ("old", "reference", "teacher", "values")
 
 
 def dr_grpo(groups, scores):
@@ -302,12 +303,20 @@ def test_needs():
     assert needs("reinforce_pp", {"kl": 0.1, "gamma": 1.0}) == {"reference"}
 
 
-@pytest.mark.parametrize("name", sorted(COMPARE_ATTEMPTS))
-def test_estimators_that_compare_attempts_look_at_the_group_alone(name):
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_that_compare_attempts_are_those_that_look_at_the_group_and_at_it_alone(name):
     """Another group changes nothing; another attempt of the group does."""
+
+    def credit(*groups):
+        scores = {score: [np.full(len(turn.action), -0.5) for turn in turns_of(groups)] for score in SCORES}
+        return np.concatenate(ESTIMATORS[name](groups, scores)[:3]).tolist()
+
     group, other = make_group([0.0, 1.0, 1.0]), make_group([4.0, 2.0])
-    estimate = ESTIMATORS[name]
-    alone = np.concatenate(estimate([group], {}))
-    assert np.concatenate(estimate([group, other], {})[:3]).tolist() == alone.tolist()
     more = Group(group.task, (*group.trajectories, Trajectory(group.trajectories[0].turns, "finished", 0.5)))
-    assert (np.concatenate(estimate([more], {})[:3]) != alone).any()
+    compares = credit(group, other) == credit(group) != credit(more)
+    assert compares == (name in COMPARE_ATTEMPTS)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_goes_by_its_own_name(name):
+    assert ESTIMATORS[name].__name__ == name

@@ -25,7 +25,7 @@ def test_failed_attempts_count_and_are_paid_the_value_and_nothing_else(seed, val
         for one, other in zip(group.failed, added, strict=True):
             assert other.total == other.outcome == value
             assert not any(turn.reward for turn in other.turns)
-            assert other.status.counts
+            assert other.status is Status.penalised
             assert not is_truncated(other)
             assert other.marks == {**one.marks, str(one.status): 1.0}
             for before, after in zip(one.turns, other.turns, strict=True):
@@ -44,6 +44,12 @@ def test_attempts_without_a_turn_and_prompts_too_long_stay_failed():
     paid = pay(Group(group.task, group.trajectories, (nothing, crashed, late, misfit, odd)), value=-1.0)
     assert paid.failed == (nothing, late, misfit, odd)
     assert [trajectory.total for trajectory in paid.trajectories] == [1.0, -1.0]
+
+
+def test_marks_of_a_failed_attempt_stay_beside_how_it_ended():
+    late = Trajectory(make_trajectory([(1, 1)]).turns, Status.timed_out, marks={"lookups": 3.0})
+    [paid] = pay(Group(make_group([]).task, (), (late,))).trajectories
+    assert paid.marks == {"lookups": 3.0, "timed_out": 1.0}
 
 
 def test_crashing_is_no_way_out_of_a_bad_return():

@@ -180,6 +180,26 @@ def test_gae_equals_its_definition(seed, gamma, lam, unit):
     assert_close(groups, critic_targets(groups, scores, **plain), targets)
 
 
+@pytest.mark.parametrize(
+    ("estimate", "settings"),
+    [
+        (reinforce_pp, {"gamma": 1.0, "baseline": False, "kl": 0.0}),
+        (reward_to_go, {"gamma": 1.0}),
+        (turn_baseline, {"gamma": 1.0}),
+        (gigpo, {"gamma": 0.95, "weight": 1.0}),
+        (gae, {"gamma": 1.0, "lam": 1.0, "unit": "token", "whiten": True, "kl": 0.0}),
+        (critic_targets, {"gamma": 1.0, "lam": 1.0, "unit": "token", "kl": 0.0}),
+    ],
+)
+def test_settings_left_out(estimate, settings):
+    """What a recipe that names none of them trains with."""
+    groups = random_step(6, min_groups=2)
+    assert max(len(trajectory.turns) for group in groups for trajectory in group.trajectories) > 2
+    scores = random_scores(groups)
+    left_out, given = estimate(groups, scores), estimate(groups, scores, **settings)
+    assert np.concatenate(left_out).tolist() == np.concatenate(given).tolist()
+
+
 @many
 @given(seed=seeds, size=st.integers(1, 12), gamma=fractions, lam=fractions)
 def test_gae_of_one_turn_is_the_textbook(seed, size, gamma, lam):
@@ -346,12 +366,15 @@ def test_gigpo_tells_a_first_turn_from_one_that_heard_nothing():
     [
         (reinforce_pp, {"gamma": 1.5}, "gamma must be between 0 and 1"),
         (reinforce_pp, {"kl": -0.1}, "kl must be 0 or more"),
+        (reinforce_pp, {"kl": math.inf}, "kl must be 0 or more"),
         (reward_to_go, {"gamma": -0.5}, "gamma must be between 0 and 1"),
         (turn_baseline, {"gamma": math.nan}, "gamma must be between 0 and 1"),
         (gigpo, {"gamma": 2.0}, "gamma must be between 0 and 1"),
         (gigpo, {"weight": -1.0}, "weight must be 0 or more"),
+        (gigpo, {"weight": math.inf}, "weight must be 0 or more"),
         (gae, {"gamma": 1.1}, "gamma must be between 0 and 1"),
         (gae, {"lam": 1.1}, "lam must be between 0 and 1"),
+        (gae, {"kl": -0.1}, "kl must be 0 or more"),
         (gae, {"unit": "step"}, 'unit must be "token" or "turn"'),
         (critic_targets, {"lam": -1.0}, "lam must be between 0 and 1"),
     ],

@@ -52,6 +52,7 @@ def test_weights_equal_their_definition(weigh, seed):
 def test_constant_has_a_length():
     groups = [make_group([0.0, 1.0], num_turns=[3, 1])]
     assert flat(constant(groups, length=10)).tolist() == [0.05] * 8
+    assert flat(constant(groups, length=1)).tolist() == [0.5] * 8
     with pytest.raises(ValueError, match="length must be at least 1"):
         constant([], length=0)
 

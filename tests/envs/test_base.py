@@ -41,14 +41,14 @@ def test_finite_numbers_are_rewards(amount):
 @pytest.mark.parametrize("amount", [math.nan, math.inf, -math.inf, True, "1", None, [1], 1j, 10**400])
 @pytest.mark.parametrize("where", ["reward", "outcome", "marks"])
 def test_anything_else_is_not(where, amount):
-    with pytest.raises((ValueError, OverflowError)):
+    with pytest.raises(ValueError, match="finite numbers"):
         Reply(**{where: {"a": amount} if where == "marks" else amount})
 
 
 @pytest.mark.parametrize("messages", ["hello", SOME, ["hello"], [{"role": "user", "content": "x"}], [None]])
 @pytest.mark.parametrize("where", ["messages", "history"])
 def test_messages_are_messages(where, messages):
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(ValueError):
         Reply(**{where: messages})
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from acting import limits, renderer, run
 from turnwise.envs.hops import NAMES, Hops
 from turnwise.rollout.demonstrate import Demonstrator
-from turnwise.types import Message, Status, Task, extends
+from turnwise.types import Message, Status, Task, ToolCall, extends
 
 SETTINGS = [
     {},
@@ -212,3 +212,15 @@ def test_opening_again_starts_over():
     run(environment.open(Task("t", "hops", {"store": 6, "links": 2})))
     assert environment.followed == 0
     assert len(environment.path) == 3
+
+
+def test_calls_that_were_parsed_already_are_taken():
+    async def play():
+        environment = Hops(commands="tool")
+        await environment.open(next(iter(Hops.tasks("train", 0, links=(1, 1)))))
+        first, last = environment.path
+        get, answer = ToolCall("get", {"name": first}), ToolCall("answer", {"name": last})
+        await environment.step(Message("assistant", "", calls=(get,)))
+        return await environment.step(Message("assistant", "", calls=(answer,)))
+
+    assert run(play()).outcome == 1.0

@@ -34,7 +34,7 @@ def test_packed_attention_equals_attention_under_the_ancestor_mask(sizes, heads,
     random = torch.Generator().manual_seed(plan.num_tokens)
     shapes = [(1, count, plan.num_tokens, 3) for count in (heads[0], heads[1], heads[1])]
     states = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes]
-    found = PackedAttention(plan)(0, *states, scaling)
+    found = PackedAttention(plan.stretches[0].blocks)(0, *states, scaling)
     wanted = masked_attention(plan, *states, scaling)
     assert found.shape == (1, plan.num_tokens, heads[0], 3)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -49,12 +49,14 @@ def test_a_turn_alone_gets_bit_for_bit_what_it_gets_in_company():
     [together] = pack(turns, 100)
     random = torch.Generator().manual_seed(0)
     states = [torch.randn(1, 2, together.num_tokens, 4, generator=random) for _ in range(3)]
-    out = PackedAttention(together)(0, *states, None)
+    out = PackedAttention(together.stretches[0].blocks)(0, *states, None)
     starts = np.flatnonzero(together.depth == 0)
     for turn, start in zip(together.turns, starts, strict=True):
         [alone] = pack([turns[turn]], 100)
         part = slice(start, start + alone.num_tokens)
-        assert torch.equal(PackedAttention(alone)(0, *(x[:, :, part] for x in states), None), out[:, part])
+        assert torch.equal(
+            PackedAttention(alone.stretches[0].blocks)(0, *(x[:, :, part] for x in states), None), out[:, part]
+        )
 
 
 def test_a_model_without_an_attend_callable_is_an_error_and_not_a_guess():

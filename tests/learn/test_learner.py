@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from making import distance, gradients, make_learner, make_model, make_turns, parameters
+from making import distance, gradients, logprobs_of, make_learner, make_model, make_turns, parameters
 from turnwise.learn.attention import NAME
 from turnwise.learn.learner import save_policy
 from turnwise.learn.losses import ppo_clip
+from turnwise.learn.objective import Objective
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.schedules import schedule
 from turnwise.learn.tiny import build_tokenizer
 from turnwise.plan.pack import pack
 
+CLIP = Objective(ppo_clip)
 MOST_TOKENS = 7
 TURNS = [
     *make_turns([(5, 3), (2, 1), (4, 4)], seed=1),
@@ -22,7 +24,7 @@ TURNS = [
 
 
 def batch(turns=TURNS, budget=1000):
-    """(plans, credit, weights, old): what an update takes, different for every token and tied to its turn."""
+    """(plans, credit, weights, scores): what an update takes, different for every token and tied to its turn."""
 
     def per_turn(which, scale):
         found = []
@@ -34,7 +36,7 @@ def batch(turns=TURNS, budget=1000):
     sign = [1 if len(turn.prompt) % 2 else -1 for turn in turns]
     credit = [side * values for side, values in zip(sign, per_turn(0, 2.0), strict=True)]
     weights = per_turn(1, 1.0 / sum(len(turn.action) for turn in turns))
-    return pack(turns, budget), credit, weights, [turn.logprobs for turn in turns]
+    return pack(turns, budget), credit, weights, {"old": [turn.logprobs for turn in turns]}
 
 
 def exact_learner(**how):
@@ -57,11 +59,11 @@ def same_bits(one, other):
 
 def test_an_update_is_the_gradient_of_the_weighted_sum():
     learner = exact_learner(clip_norm=1e9)
-    plans, credit, weights, old = batch()
+    plans, credit, weights, scores = batch()
     [plan] = plans
     model = learner.policy.model
-    logprobs, entropies = learner.policy.logprobs(plan)
-    place = [np.concatenate([x[turn] for turn in plan.turns]) for x in (credit, weights, old)]
+    logprobs, entropies = logprobs_of(learner.policy, plan)
+    place = [np.concatenate([x[turn] for turn in plan.turns]) for x in (credit, weights, scores["old"])]
     advantage, weight, before = (torch.tensor(x, dtype=torch.float64) for x in place)
     ratio = (logprobs - before).exp()
     terms = -torch.minimum(advantage * ratio, advantage * ratio.clamp(0.8, 1.2))
@@ -69,7 +71,7 @@ def test_an_update_is_the_gradient_of_the_weighted_sum():
     total.backward()
     wanted = gradients(model)
 
-    metrics, now = learner.update(plans, credit, weights, old, ppo_clip)
+    metrics, now = learner.update(plans, credit, weights, scores, CLIP)
     found = gradients(model)
     assert max(distance(found[name], wanted[name]) for name in wanted) < 1e-13
     assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-12)
@@ -85,7 +87,7 @@ def test_an_update_is_the_gradient_of_the_weighted_sum():
 def outcome_of(turns, budget):
     """Everything one update leaves behind."""
     learner = exact_learner(learning_rate=1e-3, clip_norm=0.1)
-    metrics, now = learner.update(*batch(turns, budget), ppo_clip)
+    metrics, now = learner.update(*batch(turns, budget), CLIP)
     by_turn = {(*turn.prompt, -1, *turn.action): values for turn, values in zip(turns, now, strict=True)}
     return gradients(learner.policy.model), parameters(learner.policy.model), metrics, by_turn
 
@@ -113,14 +115,13 @@ def test_the_updates_above_do_use_different_passes_and_do_move():
 def test_without_old_logprobs_the_policy_is_its_own():
     plans, credit, weights, _ = batch()
     learners = exact_learner(), exact_learner()
-    metrics, now = learners[0].update(plans, credit, weights, None, ppo_clip)
+    metrics, now = learners[0].update(plans, credit, weights, {}, CLIP)
     same = learners[1].score(plans, len(TURNS))
-    given_metrics, _ = learners[1].update(plans, credit, weights, same, ppo_clip)
+    given_metrics, _ = learners[1].update(plans, credit, weights, {"old": same}, CLIP)
     assert metrics["ratio"] == pytest.approx(sum(map(np.sum, weights)), rel=1e-12)
     assert metrics["clipped"] == 0.0
     assert [values.tolist() for values in now] == [values.tolist() for values in same]
-    # Scores are float32, the policy's own anchor float64.
-    assert metrics["loss"] == pytest.approx(given_metrics["loss"], rel=1e-6)
+    assert metrics == given_metrics
 
 
 def test_scores_are_per_turn_and_leave_no_gradient():
@@ -128,9 +129,9 @@ def test_scores_are_per_turn_and_leave_no_gradient():
     [whole], parts = pack(TURNS, 1000), pack(TURNS, 19)
     scores = learner.score([whole], len(TURNS))
     assert [values.shape for values in scores] == [(len(turn.action),) for turn in TURNS]
-    assert all(values.dtype == np.float32 for values in scores)
+    assert all(values.dtype == np.float64 for values in scores if len(values))
     for one, other in zip(scores, learner.score(parts, len(TURNS)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     assert all(parameter.grad is None for parameter in learner.policy.model.parameters())
     assert learner.num_updates == 0
 
@@ -138,10 +139,10 @@ def test_scores_are_per_turn_and_leave_no_gradient():
 def test_gradients_do_not_pile_up_from_update_to_update():
     learner = exact_learner(learning_rate=1e-12, clip_norm=1e9)
     for _ in range(2):
-        learner.update(*batch(), ppo_clip)
+        learner.update(*batch(), CLIP)
         gradient = gradients(learner.policy.model)
     once = exact_learner(learning_rate=1e-12, clip_norm=1e9)
-    once.update(*batch(), ppo_clip)
+    once.update(*batch(), CLIP)
     for name, values in gradients(once.policy.model).items():
         assert distance(gradient[name], values) < 1e-6
 
@@ -149,7 +150,7 @@ def test_gradients_do_not_pile_up_from_update_to_update():
 def test_an_update_without_action_tokens_changes_nothing():
     learner = exact_learner()
     before = parameters(learner.policy.model)
-    metrics, now = learner.update([], [np.zeros(0)], [np.zeros(0)], [np.zeros(0)], ppo_clip)
+    metrics, now = learner.update([], [np.zeros(0)], [np.zeros(0)], {"old": [np.zeros(0)]}, CLIP)
     assert (metrics["loss"], metrics["gradient_norm"]) == (0.0, 0.0)
     assert [values.shape for values in now] == [(0,)]
     assert same_bits(parameters(learner.policy.model), before)
@@ -164,7 +165,7 @@ def norm_of(model):
 
 def test_gradients_are_clipped_to_the_norm():
     free, bound, loose = (exact_learner(clip_norm=norm) for norm in (1e9, 0.01, 1e3))
-    norms = [learner.update(*batch(), ppo_clip)[0]["gradient_norm"] for learner in (free, bound, loose)]
+    norms = [learner.update(*batch(), CLIP)[0]["gradient_norm"] for learner in (free, bound, loose)]
     assert norms[0] > 0.1
     assert norms == pytest.approx([norms[0]] * 3), "the norm is told as it was before clipping"
     assert norm_of(bound.policy.model) == pytest.approx(0.01, rel=1e-4)
@@ -178,7 +179,7 @@ def test_the_learning_rate_follows_the_schedule():
     rates, moves = [], []
     for _ in range(7):
         before = parameters(learner.policy.model)
-        rates.append(learner.update(*batch(), ppo_clip)[0]["learning_rate"])
+        rates.append(learner.update(*batch(), CLIP)[0]["learning_rate"])
         after = parameters(learner.policy.model)
         moves.append(max(np.abs(after[name] - before[name]).max() for name in after))
     assert rates == pytest.approx([0.2, 0.4, 0.4, 0.3, 0.2, 0.1, 0.0])
@@ -194,7 +195,7 @@ def test_updates_are_adamw_by_the_book():
     wanted = parameters(learner.policy.model)
     mean, square = (dict.fromkeys(wanted, 0.0) for _ in range(2))
     for update in (1, 2, 3):
-        learner.update(*batch(), ppo_clip)
+        learner.update(*batch(), CLIP)
         for name, gradient in gradients(learner.policy.model).items():
             mean[name] = one * mean[name] + (1 - one) * gradient
             square[name] = two * square[name] + (1 - two) * gradient**2
@@ -231,14 +232,14 @@ def nan_in_one_token(logprobs, old, advantages):
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(loss, first):
     learner = exact_learner()
-    plans, credit, weights, old = batch(budget=19)
+    plans, credit, weights, scores = batch(budget=19)
     if not first:
-        learner.update(plans, credit, weights, old, ppo_clip)
+        learner.update(plans, credit, weights, scores, CLIP)
     updates = learner.num_updates
     before, state = parameters(learner.policy.model), optimizer_state(learner)
     assert bool(state) != first
     for count in (1, 2):
-        metrics, _ = learner.update(plans, credit, weights, old, loss)
+        metrics, _ = learner.update(plans, credit, weights, scores, Objective(loss))
         assert not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"]))
         assert metrics["skipped"] == 1.0
         assert learner.num_skipped_in_a_row == count
@@ -248,8 +249,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(loss, first):
 
     fresh = exact_learner()
     for _ in range(updates + 1):
-        fresh.update(plans, credit, weights, old, ppo_clip)
-    assert learner.update(plans, credit, weights, old, ppo_clip)[0]["skipped"] == 0.0
+        fresh.update(plans, credit, weights, scores, CLIP)
+    assert learner.update(plans, credit, weights, scores, CLIP)[0]["skipped"] == 0.0
     assert learner.num_skipped_in_a_row == 0
     assert same_bits(parameters(learner.policy.model), parameters(fresh.policy.model))
 
@@ -273,20 +274,20 @@ def test_saving_and_restoring_goes_on_bit_by_bit(tmp_path, tokenizer, dtype):
         return make_learner(model, schedule=schedule("cosine", warmup=1, total=5), dtype=dtype)
 
     learner = learner_of(make_model())
-    learner.update(*batch(), ppo_clip)
-    learner.update(*batch(), nan_terms)
+    learner.update(*batch(), CLIP)
+    learner.update(*batch(), Objective(nan_terms))
     learner.save(tmp_path, tokenizer)
     torch.manual_seed(123)
     torch.save(torch.get_rng_state(), tmp_path / "random.pt")
     learner.save(tmp_path, tokenizer)
-    goes_on = [learner.update(*batch(), ppo_clip)[0] for _ in range(2)]
+    goes_on = [learner.update(*batch(), CLIP)[0] for _ in range(2)]
     torch.rand(3)
 
     again = learner_of(load_model(tmp_path))
     again.restore(tmp_path)
     assert torch.equal(torch.get_rng_state(), torch.load(tmp_path / "random.pt"))
     assert (again.num_updates, again.num_skipped_in_a_row) == (2, 1)
-    went_on = [again.update(*batch(), ppo_clip)[0] for _ in range(2)]
+    went_on = [again.update(*batch(), CLIP)[0] for _ in range(2)]
     assert went_on == goes_on
     assert same_bits(parameters(again.policy.model), parameters(learner.policy.model))
     assert same_bits(optimizer_state(again), optimizer_state(learner))
@@ -297,7 +298,7 @@ def test_what_is_saved_is_a_stock_model_folder(tmp_path, tokenizer, kind):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     learner = make_learner(make_model(kind))
-    learner.update(*batch(), ppo_clip)
+    learner.update(*batch(), CLIP)
     learner.save(tmp_path, tokenizer)
     assert NAME not in (tmp_path / "config.json").read_text()
     assert learner.policy.model.config._attn_implementation == NAME
@@ -339,7 +340,7 @@ def test_a_save_that_fails_leaves_the_policy_able_to_compute(tmp_path):
 def test_published_weights_are_the_live_ones():
     learner = make_learner(make_model())
     published = learner.publish()
-    learner.update(*batch(), ppo_clip)
+    learner.update(*batch(), CLIP)
     for name, tensor in learner.policy.model.state_dict().items():
         assert torch.equal(published[name], tensor)
     assert "lm_head.weight" in published
@@ -351,7 +352,7 @@ def test_published_weights_are_the_live_ones():
 def test_bfloat16_keeps_float32_master_weights():
     learner = make_learner(make_model(), learning_rate=1e-6, dtype=torch.bfloat16)
     before = parameters(learner.policy.model)
-    learner.update(*batch(), ppo_clip)
+    learner.update(*batch(), CLIP)
     after = parameters(learner.policy.model)
     assert {values.dtype for values in after.values()} == {np.dtype(np.float32)}
     assert {x.dtype for x in optimizer_state(learner).values()} == {torch.float32}
@@ -363,5 +364,5 @@ def test_seconds_are_counted_by_stage():
     learner = make_learner(make_model())
     learner.score(pack(TURNS, 1000), len(TURNS))
     assert learner.seconds["score"] > 0 == learner.seconds["optimizer"]
-    learner.update(*batch(), ppo_clip)
+    learner.update(*batch(), CLIP)
     assert all(value > 0 for value in learner.seconds.values())

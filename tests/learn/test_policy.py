@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from making import VOCABULARY, distance, gradients, make_model, make_turns
+from making import VOCABULARY, distance, gradients, logprobs_of, make_model, make_turns
 from turnwise.learn.attention import NAME
-from turnwise.learn.policy import DTYPES, Policy, check_model, load_model, load_tokenizer, pick_device
+from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
+from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 
@@ -81,7 +82,7 @@ def test_packed_logprobs_and_gradients_equal_padded_rows(
     policy = Policy(model, dtype=DTYPES[dtype], temperature=temperature)
     plans = pack(turns, tokens_per_pass)
     assert len(plans) == (1 if tokens_per_pass == 1000 else 4)
-    outputs = [policy.logprobs(plan) for plan in plans]
+    outputs = [logprobs_of(policy, plan) for plan in plans]
     logprobs, entropies = (in_turn_order(plans, output, len(turns)) for output in zip(*outputs, strict=True))
     found = with_gradient(model, logprobs, entropies)
 
@@ -98,7 +99,7 @@ def test_the_reference_notices_a_different_attention():
     [plan] = pack(turns, 1000)
     other = Plan(plan.tokens, plan.depth, np.where(plan.depth == 3, -1, plan.parent), *list(vars(plan).values())[3:7])
     with torch.no_grad():
-        cut, _ = Policy(model, dtype=torch.float64).logprobs(other)
+        cut, _ = logprobs_of(Policy(model, dtype=torch.float64), other)
     assert distance(cut, whole.detach()) > 1e-2
 
 
@@ -116,11 +117,11 @@ def test_shared_action_nodes_are_computed_once_and_count_for_every_turn():
     )
     model = make_model(dtype="float64")
     policy = Policy(model, dtype=torch.float64)
-    once, _ = policy.logprobs(single)
+    once, _ = logprobs_of(policy, single)
     once.sum().backward()
     gradient = gradients(model)
     model.zero_grad()
-    both, _ = policy.logprobs(twice)
+    both, _ = logprobs_of(policy, twice)
     both.sum().backward()
     assert both.tolist() == once.tolist() * 2
     for name, doubled in gradients(model).items():
@@ -130,14 +131,14 @@ def test_shared_action_nodes_are_computed_once_and_count_for_every_turn():
 def test_bfloat16_computes_near_float32_with_float32_weights_and_gradients():
     model, turns = make_model(), some_turns()
     [plan] = pack(turns, 1000)
-    wide, _ = Policy(model).logprobs(plan)
+    wide, _ = logprobs_of(Policy(model), plan)
     wide.sum().backward()
     gradient = gradients(model)
     model.zero_grad()
     used = []
     policy = Policy(model, dtype=torch.bfloat16)
     watch = model.model.layers[0].mlp.down_proj.register_forward_hook(lambda module, given, out: used.append(out.dtype))
-    narrow, entropies = policy.logprobs(plan)
+    narrow, entropies = logprobs_of(policy, plan)
     watch.remove()
     narrow.sum().backward()
     assert used == [torch.bfloat16]
@@ -152,106 +153,154 @@ def test_temperature_divides_logits():
     model = make_model(dtype="float64")
     [plan] = pack(some_turns(), 1000)
     with torch.no_grad():
-        _, cold = Policy(model, dtype=torch.float64, temperature=0.1).logprobs(plan)
-        _, hot = Policy(model, dtype=torch.float64, temperature=1e6).logprobs(plan)
+        _, cold = logprobs_of(Policy(model, dtype=torch.float64, temperature=0.1), plan)
+        _, hot = logprobs_of(Policy(model, dtype=torch.float64, temperature=1e6), plan)
     assert hot.tolist() == pytest.approx([np.log(VOCABULARY)] * len(hot), abs=1e-6)
     assert (cold < hot).all()
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- checkpointing
 
 
-def refusal(make):
-    with pytest.raises(ValueError, match=r"^this model") as caught:
-        Policy(make())
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def branching_turns():
+    """Attempts that begin alike and part, and one alone."""
+    return [
+        *make_turns([(30, 6), (8, 6), (9, 7)], seed=1),
+        *make_turns([(30, 6), (8, 5)], seed=1),
+        *make_turns([(12, 5)], seed=4),
+    ]
 
 
-def test_sliding_layers_are_refused():
-    message = refusal(lambda: make_model("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1))
-    assert message == "this model has full_attention, sliding_attention layers; only full attention is supported"
+def gradient_of(policy, tokens_per_pass):
+    """By name, of logprobs and entropies of all turns, pass by pass."""
+    policy.model.zero_grad()
+    for plan in cut(branching_turns(), tokens_per_pass):
+        for _, logprobs, entropies in policy.passes(plan):
+            (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention_dropout_is_refused(kind):
-    message = refusal(lambda: make_model(kind, attention_dropout=0.1))
-    assert message == "this model has dropout; set every dropout in its config.json to 0"
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("tokens_per_pass", "num_passes"), [(1000, 1), (24, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpointing_changes_no_bit_of_a_gradient(tokens_per_pass, num_passes, dtype):
+    assert sum(len(plan.stretches) for plan in cut(branching_turns(), tokens_per_pass)) == num_passes
+    kept, recomputed = (
+        gradient_of(Policy(make_model(), dtype=DTYPES[dtype], checkpointing=on), tokens_per_pass)
+        for on in (False, True)
+    )
+    assert kept.keys() == recomputed.keys()
+    assert [name for name in kept if not torch.equal(kept[name], recomputed[name])] == []
 
 
-SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+def count_calls(model):
+    """A list that grows with every forward pass of a layer's attention."""
+    calls = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    return calls
 
 
-@pytest.mark.parametrize(("name", "value"), [*zip(SCALES, (30.0, 0.0625, 8.0), strict=True)])
-def test_scaled_logits_are_refused(name, value):
+@pytest.mark.parametrize("on", [False, True])
+def test_only_a_pass_that_is_differentiated_computes_layers_twice(on):
     model = make_model()
-    setattr(model.config, name, value)
-    with pytest.raises(ValueError, match=rf"scales its logits \({name}\)"):
-        check_model(model)
+    policy = Policy(model, checkpointing=on)
+    calls = count_calls(model)
+    [plan] = cut(branching_turns(), 1000)
+    with torch.no_grad():
+        logprobs_of(policy, plan)
+    assert len(calls) == 2
+    logprobs, _ = logprobs_of(policy, plan)
+    assert len(calls) == 4
+    logprobs.sum().backward()
+    assert len(calls) == (6 if on else 4)
+    assert not model.is_gradient_checkpointing
 
 
-@pytest.mark.parametrize(("name", "value"), [*zip(SCALES, (None, 1.0, 1), strict=True)])
-def test_neutral_scales_are_fine(name, value):
+def test_checkpointing_keeps_less():
+    """Bytes that a pass keeps for its gradient."""
+
+    def kept(on):
+        sizes = {}
+        [plan] = cut(branching_turns(), 1000)
+        policy = Policy(make_model(num_hidden_layers=8), checkpointing=on)
+        own = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logprobs = logprobs_of(policy, plan)[0]
+        del logprobs
+        return sum(sizes.values())
+
+    assert kept(True) < kept(False) / 3
+
+
+def test_an_engine_on_the_same_module_samples_the_same_with_checkpointing():
+    import asyncio
+
+    from turnwise.engines.base import Sampling
+    from turnwise.engines.slots import Request, SlotModel
+
+    def sampled(on):
+        model = make_model()
+        policy = Policy(model, checkpointing=on)
+        gradient_of(policy, 1000)
+        slots = SlotModel(model, slots=2, context=40, end_tokens=[], decode=str, dtype=torch.float32)
+        loop = asyncio.new_event_loop()
+        for place, size in enumerate([5, 8, 3]):
+            prompt = np.arange(size, dtype=np.int32)
+            slots.submit(Request(prompt, Sampling(9), str(place), place, loop.create_future()))
+        done = []
+        while slots.busy:
+            done += slots.step()
+        loop.close()
+        return [(completion.tokens.tolist(), completion.logprobs.tolist()) for _, completion in done]
+
+    assert sampled(True) == sampled(False)
+
+
+def test_a_model_that_cannot_recompute_its_layers_is_refused(monkeypatch):
     model = make_model()
-    setattr(model.config, name, value)
-    check_model(model)
+    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    Policy(model)
+    with pytest.raises(ValueError, match=r"^Qwen3ForCausalLM cannot recompute .* set model\.checkpointing = false$"):
+        Policy(model, checkpointing=True)
 
 
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+def recipe_of(**settings):
+    from turnwise.config import parse_recipe
+
+    return parse_recipe({"env": {"name": "hops"}, **settings}, "test.toml")
 
 
-def mistral_with_a_window():
-    from transformers import MistralConfig, MistralForCausalLM
+def test_a_recipe_says_how_its_policy_computes():
+    from turnwise.build import policy_of
 
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))
-
-
-def gemma2_with_capped_attention():
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    full = {"layer_types": ["full_attention"] * 2, "final_logit_softcapping": None}
-    return Gemma2ForCausalLM(Gemma2Config(**SIZES, **full, head_dim=8, attn_logit_softcapping=0.5))
-
-
-def phi_with_a_bias_in_its_head():
-    from transformers import PhiConfig, PhiForCausalLM
-
-    return PhiForCausalLM(PhiConfig(**SIZES, resid_pdrop=0.0, embd_pdrop=0.0))
+    plain = policy_of(recipe_of(), make_model())
+    assert plain.recomputed == []
+    rollout = {"max_prompt_tokens": 60, "max_trajectory_tokens": 64}
+    policy = policy_of(recipe_of(model={"checkpointing": True}, rollout=rollout), make_model())
+    assert len(policy.recomputed) >= 2
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    policy_of(recipe_of(rollout=rollout), make_model("qwen2", **window))
+    with pytest.raises(ValueError, match=r"set rollout\.max_trajectory_tokens to 64 or less$"):
+        policy_of(recipe_of(), make_model("qwen2", **window))
 
 
-def gpt2_with_dropout():
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_a_gpu_needs_a_pass_as_long_as_a_turn():
+    from types import SimpleNamespace
 
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0))
+    from turnwise.build import policy_of
 
-
-def llama_with_rope_that_depends_on_the_longest_row():
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    return make_model("llama", max_position_embeddings=8, rope_parameters=rope)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        mistral_with_a_window,
-        gemma2_with_capped_attention,
-        phi_with_a_bias_in_its_head,
-        gpt2_with_dropout,
-        llama_with_rope_that_depends_on_the_longest_row,
-    ],
-)
-def test_what_packed_passes_would_get_wrong_is_refused(make):
-    refusal(make)
+    elsewhere = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"^tokens_per_pass = 100 cannot hold a turn .* = 4608, and only a CPU"):
+        policy_of(recipe_of(tokens_per_pass=100), elsewhere)
+    policy_of(recipe_of(tokens_per_pass=100), make_model())
 
 
 # ---------------------------------------------------------------- loading
@@ -289,7 +338,8 @@ def test_a_folder_loads_in_float32_whatever_it_was_saved_in(tmp_path):
 def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert pick_device("auto") == "mps"
+    assert pick_device("auto") == "cpu"
+    assert pick_device("mps") == "mps"
     assert pick_device("cpu") == "cpu"
     with pytest.raises(ValueError, match=r'"cuda" is not available here; set model\.device = "auto"'):
         pick_device("cuda")

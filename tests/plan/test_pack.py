@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,14 +66,21 @@ def test_a_token_sees_its_own_chain_up_to_itself(packing):
                 assert visible == chain[: place + 1]
 
 
+def squares_of(plan):
+    [stretch] = plan.stretches
+    assert stretch.blocks.rectangles == ()
+    return [(square.length, square.count) for square in stretch.blocks.squares]
+
+
 @few
 @given(packings())
 def test_chains_cover_the_plan_in_order(packing):
     for plan in pack(*packing):
-        lengths = [length for length, count in plan.chains for _ in range(count)]
+        squares = squares_of(plan)
+        lengths = [length for length, count in squares for _ in range(count)]
         assert lengths == [len(chain) for _, chain, _ in chains_of(plan)]
         assert sum(lengths) == plan.num_tokens
-        assert all(one[0] != other[0] for one, other in zip(plan.chains, plan.chains[1:], strict=False))
+        assert all(one[0] != other[0] for one, other in itertools.pairwise(squares))
 
 
 @few
@@ -82,7 +91,7 @@ def test_the_order_of_turns_changes_neither_sizes_nor_contents(packing, random):
     random.shuffle(shuffled)
 
     def layout(turns):
-        return [plan.chains for plan in pack(turns, budget)]
+        return [squares_of(plan) for plan in pack(turns, budget)]
 
     def contents(turns):
         plans = pack(turns, budget)

@@ -28,7 +28,12 @@ TREE = make_plan([7, 8, 9, 5], [-1, 0, 1, 0], [4, 3, 3, 4], [0, 1, 2], [0, 1, 2,
 def test_the_example_of_the_docstring():
     assert PACKED.num_tokens == 5
     assert PACKED.depth.tolist() == [0, 1, 2, 0, 1]
-    assert PACKED.chains == [(3, 1), (2, 1)]
+    assert squares(PACKED) == [(3, 1), (2, 1)]
+
+
+def squares(plan):
+    [stretch] = plan.stretches
+    return [(square.length, square.count) for square in stretch.blocks.squares]
 
 
 def ancestors(plan, node):
@@ -47,9 +52,10 @@ def test_a_token_attends_to_its_ancestors(plan):
 
 
 def test_repeated_action_nodes_are_computed_once_and_found_by_all():
-    nodes, place = TREE.unique_nodes
-    assert nodes.tolist() == [2, 3]
-    assert nodes[place].tolist() == TREE.action_nodes.tolist()
+    [stretch] = TREE.stretches
+    assert stretch.nodes.tolist() == [2, 3]
+    assert stretch.nodes[stretch.inverse].tolist() == TREE.action_nodes.tolist()
+    assert stretch.picked.tolist() == [0, 1, 2]
 
 
 def test_chains_of_equal_length_that_stand_together_are_one_batch():
@@ -57,7 +63,7 @@ def test_chains_of_equal_length_that_stand_together_are_one_batch():
     starts = np.cumsum([0, *lengths[:-1]])
     parent = [-1 if node in starts else node - 1 for node in range(sum(lengths))]
     plan = make_plan([1] * sum(lengths), parent, [0] * sum(lengths), [0], [0, 1], [1])
-    assert plan.chains == [(2, 2), (3, 1), (2, 1), (1, 3)]
+    assert squares(plan) == [(2, 2), (3, 1), (2, 1), (1, 3)]
 
 
 def test_gather_follows_the_plans_turns():

@@ -10,6 +10,8 @@ from making import group_lists, make_learner, make_model
 from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.learn.losses import ppo_clip
+from turnwise.learn.objective import Objective
+from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.types import turns_of
 
@@ -28,7 +30,7 @@ def credit_and_weights(groups, estimator, weighting):
 
 
 def loss_and_gradient(learner, plans, turns, credit, weights):
-    metrics, _ = learner.update(plans, credit, weights, [turn.logprobs for turn in turns], ppo_clip)
+    metrics, _ = learner.update(plans, credit, weights, {"old": [turn.logprobs for turn in turns]}, Objective(ppo_clip))
     parameters = learner.policy.model.named_parameters()
     gradient = {name: np.zeros(1) if p.grad is None else p.grad.numpy().copy() for name, p in parameters}
     return {name: metrics[name] for name in metrics if name not in ("learning_rate", "skipped")}, gradient
@@ -47,6 +49,7 @@ def longest(turns):
 
 # Those that need no scores of other models; maxrl takes no negative totals.
 alone = [name for name in sorted(ESTIMATORS) if not needs(name, {}) and name != "maxrl"]
+layouts = st.sampled_from([pack, cut])
 choices = {"estimator": st.sampled_from(alone), "weighting": st.sampled_from(sorted(WEIGHTINGS))}
 
 
@@ -60,8 +63,18 @@ def test_the_packing_budget_changes_neither_loss_nor_gradient(learner, groups, m
 
 
 @settings(max_examples=25, deadline=None)
-@given(groups=mini_batches, random=st.randoms(use_true_random=False), **choices)
-def test_any_split_into_passes_gives_the_same_sum(learner, groups, random, estimator, weighting):
+@given(groups=mini_batches, budgets=st.lists(st.integers(2, 80), min_size=1, max_size=3), **choices)
+def test_a_tree_cut_to_any_budget_changes_neither_loss_nor_gradient(learner, groups, budgets, estimator, weighting):
+    turns = list(turns_of(groups))
+    credit, weights = credit_and_weights(groups, estimator, weighting)
+    whole = loss_and_gradient(learner, pack(turns, 10_000), turns, credit, weights)
+    for budget in (*budgets, 10_000):
+        assert_equal(loss_and_gradient(learner, cut(turns, budget), turns, credit, weights), whole)
+
+
+@settings(max_examples=25, deadline=None)
+@given(groups=mini_batches, random=st.randoms(use_true_random=False), layout=layouts, **choices)
+def test_any_split_into_passes_gives_the_same_sum(learner, groups, random, layout, estimator, weighting):
     """Micro-batches: turns dealt at random into passes of their own, in random order."""
     turns = list(turns_of(groups))
     credit, weights = credit_and_weights(groups, estimator, weighting)
@@ -71,7 +84,7 @@ def test_any_split_into_passes_gives_the_same_sum(learner, groups, random, estim
         random.choice(hands).append(turn)
     plans = []
     for hand in hands:
-        for plan in pack([turns[turn] for turn in hand], 10_000):
+        for plan in layout([turns[turn] for turn in hand], 10_000):
             object.__setattr__(plan, "turns", np.array(hand)[plan.turns])
             plans.append(plan)
     random.shuffle(plans)
@@ -79,12 +92,12 @@ def test_any_split_into_passes_gives_the_same_sum(learner, groups, random, estim
 
 
 @settings(max_examples=25, deadline=None)
-@given(groups=mini_batches, data=st.data(), **choices)
-def test_the_order_of_groups_changes_neither_loss_nor_gradient(learner, groups, data, estimator, weighting):
+@given(groups=mini_batches, data=st.data(), layout=layouts, **choices)
+def test_the_order_of_groups_changes_neither_loss_nor_gradient(learner, groups, data, layout, estimator, weighting):
     def result(groups):
         turns = list(turns_of(groups))
         return loss_and_gradient(
-            learner, pack(turns, longest(turns) + 20), turns, *credit_and_weights(groups, estimator, weighting)
+            learner, layout(turns, longest(turns) + 20), turns, *credit_and_weights(groups, estimator, weighting)
         )
 
     order = data.draw(st.permutations(groups))

@@ -281,7 +281,8 @@ def test_an_environment_that_raises_or_answers_nonsense_is_a_failed_attempt(wher
         environment = Puppet(Reply(user("on"), reward=0.25), answer)
     made = run(attempted(wrap(environment)))
     assert made.status is Status.failed
-    assert len(made.turns) == (0 if where == "opening" else 1)
+    # The turn that broke it is there too, unpaid: a penalty has to reach what caused it.
+    assert [turn.reward for turn in made.turns] == ([] if where == "opening" else [0.25, 0.0])
     assert environment.closed == 1
 
 
@@ -322,7 +323,7 @@ def test_a_reply_with_nonsense_in_it_is_a_failed_attempt(fields):
     environment = Puppet(answer)
     made = run(attempted(environment))
     assert made.status is Status.failed
-    assert made.turns == ()
+    assert [turn.reward for turn in made.turns] == [0.0]
     assert environment.closed == 1
 
 
@@ -346,7 +347,8 @@ def test_text_that_is_no_text(text):
 
 
 def test_a_template_that_refuses_the_conversation():
-    render = renderer(template="{{ raise_exception('only users here') if messages[-1].role != 'user' }}x<|im_end|>")
+    refuses = "{{ raise_exception('only users') if messages[-1].role != 'user' }}{{ messages[-1].content }}<|im_end|>"
+    render = renderer(template=refuses)
     environment = Puppet(Reply((Message("tool", "4"),)))
     made = run(attempted(environment, render=render))
     assert made.status is Status.failed
@@ -360,7 +362,7 @@ def test_an_environment_that_hangs_times_out(where):
     made = run(attempted(environment, **SHORT))
     assert made.status is Status.timed_out
     assert environment.closed == 1
-    assert len(made.turns) == (0 if where == "opening" else 1)
+    assert len(made.turns) == (0 if where == "opening" else 2)
 
 
 @pytest.mark.parametrize("where", ["open", "step", "close"])
@@ -425,7 +427,7 @@ def test_an_attempt_has_a_deadline_over_all_its_turns():
     made = run(attempted(environment, max_turns=100, turn_seconds=5.0, attempt_seconds=0.2))
     assert made.status is Status.timed_out
     assert 1 <= len(made.turns) < 20
-    assert made.total == len(made.turns)
+    assert made.total in (len(made.turns), len(made.turns) - 1)  # the last may have been cut short
     assert environment.closed == 1
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import fields
 from time import perf_counter
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 
 from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
 from turnwise.types import (
+    Break,
     Group,
     Message,
     Status,
     StopReason,
     Task,
+    ToolCall,
     Trajectory,
     Turn,
     TurnTiming,
@@ -44,13 +47,14 @@ text = st.text(st.characters(exclude_categories=()), max_size=8)
 """Every Python string: lone surrogates too."""
 number = st.floats(-1e9, 1e9)
 token = st.integers(0, 2**31 - 1)
-message = st.builds(Message, text, text)
 json_value = st.recursive(
     st.none() | st.booleans() | st.integers() | number | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=5,
 )
 single = st.floats(width=32)
+call = st.builds(ToolCall, text.filter(bool), st.dictionaries(text, json_value, max_size=3))
+message = st.builds(Message, text, text, text, st.lists(call, max_size=2), text)
 
 
 @st.composite
@@ -74,6 +78,7 @@ def turn_lists(draw, min_size):
                 said=draw(message),
                 heard=draw(st.lists(message, max_size=3)),
                 timing=draw(st.builds(TurnTiming, number, number, number, number)),
+                broke=draw(st.sampled_from(Break)),
             )
         )
         history = [*prompt, *action]
@@ -210,8 +215,57 @@ def test_the_file_is_an_ordinary_table(tmp_path):
     assert table["attempt"].to_pylist() == [0, 1, None]
     assert table["status"].to_pylist() == ["finished", "finished", None]
     assert table["kept"].to_pylist() == [True, True, False]
-    assert table["turns"][0].as_py()[1]["said"] == {"role": "assistant", "content": "get amber"}
+    turn = table["turns"][0].as_py()[1]
+    assert turn["said"] == {"role": "assistant", "content": "get amber", "thinking": "", "calls": "", "fault": ""}
+    assert turn["broke"] == "none"
     assert [len(table[name][0]) for name in TOKEN_COLUMNS] == [450, 200, 200, 200, 200]
+
+
+def test_calls_are_json_in_the_table(tmp_path):
+    import pyarrow.parquet as pq
+
+    said = Message("assistant", "", "hm", (ToolCall("get", {"name": "é"}), ToolCall("stop", {})), "")
+    turn = Turn([1], [2], [0.0], [0], StopReason.length, 0.0, said)
+    path = write_step(tmp_path, 1, [Record(Group(Task("a", "hops"), (Trajectory((turn,), Status.finished),)), False)])
+    stored = pq.read_table(path)["turns"][0].as_py()[0]["said"]
+    assert json.loads(stored["calls"]) == [["get", {"name": "é"}], ["stop", {}]]
+    assert stored["thinking"] == "hm"
+
+
+def test_an_archive_from_before_breaks_and_calls_can_be_read(tmp_path):
+    """Its turns have neither a cause nor messages with calls; a broken prefix is then one of unknown cause."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    turns = [Turn(p, [9], [-0.5], [0], StopReason.length, 0.0, Message("assistant", "x"), (Message("user", "y"),))
+             for p in ([1, 2], [1, 2, 9, 3], [4])]  # fmt: skip
+    records = [Record(Group(Task("a", "hops"), (Trajectory(tuple(turns), Status.finished),)), False)]
+    path = write_step(tmp_path, 1, records)
+    table = pq.read_table(path)
+    rows = [
+        [{name: older(value) for name, value in turn.items() if name != "broke"} for turn in row.as_py()]
+        for row in table["turns"]
+    ]
+    old = table.set_column(table.column_names.index("turns"), "turns", pa.array(rows, old_type(table["turns"].type)))
+    pq.write_table(old.replace_schema_metadata(table.schema.metadata), path)
+    assert same(read_step(path), records)
+    assert [turn.broke for turn in turns_of([read_step(path)[0].group])] == ["none", "none", "unknown"]
+
+
+def older(value):
+    """A message, or messages, with the fields of the first archives."""
+    if isinstance(value, list):
+        return [older(one) for one in value]
+    return {name: value[name] for name in ("role", "content")} if isinstance(value, dict) else value
+
+
+def old_type(turns):
+    import pyarrow as pa
+
+    message = pa.struct([("role", pa.large_string()), ("content", pa.large_string())])
+    types = {"said": message, "heard": pa.large_list(message)}
+    fields_ = [(field.name, types.get(field.name, field.type)) for field in turns.value_type if field.name != "broke"]
+    return pa.large_list(pa.struct(fields_))
 
 
 def test_unknown_formats_are_refused_in_one_line(tmp_path):

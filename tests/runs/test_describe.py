@@ -4,7 +4,7 @@ import warnings
 import pytest
 
 from turnwise.runs.describe import describe
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.types import Break, Group, Message, Status, StopReason, Task, Trajectory, Turn
 
 
 def turn(num_tokens=2, prompt=3, version=5, reward=0.0, stop=StopReason.end_token):
@@ -56,9 +56,18 @@ def test_failed_attempts_are_counted_and_change_nothing_else():
     crashed = attempt(-9.0, turn(reward=-9.0, num_tokens=50), status=Status.failed, lookups=9.0)
     unopened = Trajectory((), Status.prompt_too_long)
     metrics = measure([group(*kept[0].trajectories, failed=(crashed, crashed))], [group(failed=(unopened,))])
-    changed = {name for name, value in measure(kept, [group()]).items() if metrics[name] != value}
-    assert changed == {"trajectory/failed", "status/failed", "status/prompt_too_long"}
+    without = measure(kept, [group()]).items()
+    changed = {name for name, value in without if metrics[name] != value and not math.isnan(value)}
+    assert changed == {
+        "trajectory/failed",
+        "status/failed",
+        "status/prompt_too_long",
+        "failure/rate",
+        "failure/worst_task",
+    }
     assert metrics["trajectory/failed"] == 3
+    assert metrics["failure/rate"] == pytest.approx(2 / 5)  # a prompt that does not fit is no failure
+    assert metrics["failure/worst_task"] == 0.5
     assert {name: metrics[f"status/{name}"] for name in Status} == {
         "finished": 1,
         "too_many_turns": 0,
@@ -66,6 +75,7 @@ def test_failed_attempts_are_counted_and_change_nothing_else():
         "prompt_too_long": 1,
         "timed_out": 0,
         "failed": 2,
+        "penalised": 0,
     }
     assert metrics.keys().isdisjoint({"marks/lookups"})
 
@@ -107,3 +117,43 @@ def test_nothing_gives_the_same_names_and_no_warning():
     undefined = {name for name, value in empty.items() if math.isnan(value)}
     assert {"reward/mean", "success", "lag/max", "trajectory/turns", "stop/length"} <= undefined
     assert all(value == 0 for name, value in empty.items() if name not in undefined)
+
+
+def chain(*prompts, broke=()):
+    """Turns with the prompts given, each with action [9], that broke for the reasons given."""
+    reasons = (Break.none, *broke)
+    return tuple(
+        Turn(prompt, [9], [-0.5], [5], StopReason.length, 0.0, Message("assistant", "x"), broke=cause)
+        for prompt, cause in zip(prompts, reasons, strict=True)
+    )
+
+
+def test_prefixes_are_of_turns_after_the_first():
+    grew = chain([1], [1, 9, 2], [1, 9, 2, 9], broke=("none", "none"))
+    broke = chain([1, 2, 3], [1, 2, 4, 4, 4], [7], broke=("template", "history"))
+    metrics = measure([group(attempt(1.0, *grew))], [group(attempt(1.0, *broke))])
+    assert metrics["prefix/extended"] == 0.5
+    assert metrics["prefix/breaks/template"] == 1
+    assert metrics["prefix/breaks/history"] == 1
+    assert metrics["prefix/breaks/retokenised"] == 0
+    assert metrics["prefix/breaks/unknown"] == 0
+    assert metrics["prefix/lost_tokens"] == 2 + 6
+    assert "prefix/breaks/none" not in metrics
+
+
+def test_a_break_that_nobody_recorded_is_counted():
+    metrics = measure([group(attempt(1.0, *chain([1], [2], broke=("none",))))])
+    assert metrics["prefix/breaks/unknown"] == 1
+    assert metrics["prefix/lost_tokens"] == 2
+
+
+def test_a_first_turn_has_nothing_to_extend():
+    metrics = measure([group(attempt(1.0))])
+    assert math.isnan(metrics["prefix/extended"])
+    assert metrics["prefix/lost_tokens"] == 0
+
+
+def test_faults_are_a_share_of_turns():
+    said = Message("assistant", "{", fault="write JSON")
+    faulty = Turn([1, 9], [9], [-0.5], [5], StopReason.length, 0.0, said)
+    assert measure([group(attempt(1.0, turn(), faulty))])["turn/faults"] == 0.5

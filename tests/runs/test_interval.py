@@ -1,10 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.runs.interval import wilson
+from turnwise.runs.interval import clustered, wilson
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,48 @@ def test_within_bounds_around_the_share_and_symmetric(n, data):
 def test_impossible_counts(successes, n):
     with pytest.raises(ValueError, match="between 0 and n"):
         wilson(successes, n)
+
+
+def test_one_attempt_a_task_is_wilson():
+    tallies = [(1, 1)] * 8 + [(0, 1)] * 2
+    assert clustered(tallies) == wilson(8, 10)
+
+
+def test_attempts_that_are_all_alike_tell_no_more_than_their_tasks():
+    assert clustered([(8, 8), (0, 8)]) == pytest.approx(wilson(1, 2))
+    assert clustered([(8, 8)] * 5) == wilson(5, 5)
+    assert clustered([]) == clustered([(0, 0)]) == (0.0, 1.0)
+
+
+def test_attempts_that_are_independent_tell_as_much_as_tasks():
+    assert clustered([(2, 4)] * 10) == pytest.approx(wilson(20, 40))
+
+
+def coverage(interval, tasks, attempts, draws=2000):
+    """Share of evaluations, of tasks of any difficulty, whose interval holds the true rate."""
+    random = np.random.default_rng(tasks * 100 + attempts)
+    held = 0
+    for _ in range(draws):
+        chances = random.beta(0.6, 0.3, tasks)
+        low, high = interval([(int(n), attempts) for n in random.binomial(attempts, chances)])
+        held += low <= 0.6 / 0.9 <= high
+    return held / draws
+
+
+@pytest.mark.parametrize(("tasks", "attempts"), [(30, 1), (30, 8), (200, 4), (101, 3)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(tasks, attempts):
+    assert 0.93 <= coverage(clustered, tasks, attempts) <= 0.98
+
+
+def test_counting_attempts_as_independent_would_not():
+    naive = lambda tallies: wilson(sum(s for s, _ in tallies), sum(n for _, n in tallies))
+    assert coverage(naive, 30, 8) < 0.75
+
+
+@given(st.lists(st.integers(0, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=12))
+def test_any_tallies_have_an_interval_around_their_rate(tallies):
+    low, high = clustered(tallies)
+    total = sum(n for _, n in tallies)
+    rate = sum(s for s, _ in tallies) / total if total else 0.0
+    assert 0.0 <= low <= rate + 1e-12
+    assert rate - 1e-12 <= high <= 1.0

@@ -13,6 +13,7 @@ from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, r
 from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo
 
 __all__ = [
+    "BY_TOKEN",
     "COMPARE_ATTEMPTS",
     "ESTIMATORS",
     "NEEDS",
@@ -51,11 +52,13 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 COMPARE_ATTEMPTS = frozenset({"grpo", "rloo", "maxrl", "reward_to_go", "turn_baseline", "gigpo"})
 """Estimators that compare the attempts of a group, so that a group of one tells them little or nothing."""
+BY_TOKEN = frozenset({"reinforce_pp", "gae"})
+"""Estimators that tell the tokens of a turn apart and so take a KL charge per token themselves."""
 NEEDS: dict[str, frozenset[str]] = {"gae": frozenset({"values"}), "distill": frozenset({"teacher"})}
 """Scores that an estimator cannot do without, whatever its settings; those not named here need none."""
 
 
 def needs(name: str, settings: Mapping[str, Any]) -> frozenset[str]:
     """The scores that an estimator with these settings cannot do without."""
-    of_settings = {"reference"} if name == "reinforce_pp" and settings.get("kl", 0.0) > 0 else set()
+    of_settings = {"reference"} if settings.get("kl", 0.0) > 0 else set()
     return NEEDS.get(name, frozenset()) | of_settings

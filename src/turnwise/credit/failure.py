@@ -33,14 +33,10 @@ def can_count(trajectory: Trajectory) -> bool:
 
 
 def counted(trajectory: Trajectory, value: float) -> Trajectory:
-    """A failed attempt as one that counts.
-
-    It is called finished, the one status that counts and that no treatment of truncated attempts touches; how it
-    really ended stays in a mark of that name, so that failures can still be counted.
-    """
+    """A failed attempt as one that counts; how it really ended stays in a mark of that name."""
     return Trajectory(
         turns=tuple(replace(turn, reward=0.0) for turn in trajectory.turns),
-        status=Status.finished,
+        status=Status.penalised,
         outcome=value,
         marks={**trajectory.marks, str(trajectory.status): 1.0},
     )

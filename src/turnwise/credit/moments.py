@@ -106,6 +106,11 @@ class Timeline:
         first: Array = values[np.cumsum(self.lengths) - self.lengths]
         return first
 
+    def sums(self, values: Array) -> Array:
+        """[M] of [N]: the sum over each turn's tokens."""
+        edges = np.cumsum(self.lengths) - self.lengths
+        return np.add.reduceat(values, edges) if len(edges) else values
+
     def on_tokens(self, values: Array) -> Array:
         """[N] of [M]: each turn's value on all of its tokens."""
         return np.repeat(values, self.lengths)
@@ -168,6 +173,15 @@ def policy_logprobs(groups: Sequence[Group], scores: Scores, who: str) -> Array:
             f'credit {who} reads logprobs of the engine, and some are NaN, as in demonstrations; give it scores["old"]'
         )
     return logprobs
+
+
+def log_ratios(groups: Sequence[Group], scores: Scores, kl: float, who: str) -> Array:
+    """[N] how much likelier each token is to the policy than to the reference, in logprobs: the k1 estimate of their
+    divergence. Zero, without looking at scores, where `kl` is."""
+    if not kl:
+        return np.zeros(sum(len(turn.action) for turn in turns_of(groups)))
+    reference = scored(groups, scores, "reference", f"{who} with kl")
+    return policy_logprobs(groups, scores, f"{who} with kl") - reference
 
 
 def joined(arrays: Iterable[NDArray[np.float32]]) -> Array:

@@ -5,6 +5,7 @@ trajectories; a turn's tokens are followed by those of the next turn, whatever i
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from turnwise.credit.moments import (
     Timeline,
     check_fraction,
     check_not_negative,
-    policy_logprobs,
+    log_ratios,
     scored,
     timeline,
 )
@@ -39,11 +40,7 @@ def reinforce_pp(
     check_not_negative("reinforce_pp", kl=kl)
     time = timeline(groups)
     tokens = time.tokens
-    rewards = tokens.rewards
-    if kl:
-        reference = scored(groups, scores, "reference", "reinforce_pp with kl")
-        rewards = rewards - kl * (policy_logprobs(groups, scores, "reinforce_pp with kl") - reference)
-    returns = tokens.discounted(rewards, gamma)
+    returns = tokens.discounted(tokens.rewards - kl * log_ratios(groups, scores, kl, "reinforce_pp"), gamma)
     if baseline:
         returns = returns - time.on_tokens(group_means(groups)[time.groups])
     return time.by_turn(standardise(returns))
@@ -92,13 +89,15 @@ def gae(
     lam: float = 1.0,
     unit: Literal["token", "turn"] = "token",
     whiten: bool = True,
+    kl: float = 0.0,
 ) -> Credit:
-    """Generalised advantages from a critic's values, by token or one per turn; whitened over the step's tokens.
+    """Generalised advantages from a critic's values, by token or one per turn; whitened over the step's tokens. `kl`
+    charges every token that times its log ratio to the reference.
 
     The value after a turn's last token is that of the next turn's own prompt, and 0 after the last turn, also where
     the attempt was cut short.
     """
-    time, moments, values = valued(groups, scores, unit)
+    time, moments, values = valued(groups, scores, unit, kl)
     advantages = generalised(moments, values, gamma, lam)
     on_tokens = time.on_tokens(advantages) if unit == "turn" else advantages
     return time.by_turn(standardise(on_tokens) if whiten else on_tokens)
@@ -111,25 +110,30 @@ def critic_targets(
     gamma: float = 1.0,
     lam: float = 1.0,
     unit: Literal["token", "turn"] = "token",
+    kl: float = 0.0,
 ) -> Credit:
     """What a critic shall learn: gae's advantage before whitening, plus the value it was measured from.
 
     By turn that value is the prompt's, and the sum is the target of every token of the turn: no time passes within one.
     """
-    time, moments, values = valued(groups, scores, unit)
+    time, moments, values = valued(groups, scores, unit, kl)
     targets = generalised(moments, values, gamma, lam) + values
     return time.by_turn(time.on_tokens(targets) if unit == "turn" else targets)
 
 
-def valued(groups: Sequence[Group], scores: Scores, unit: str) -> tuple[Timeline, Moments, Array]:
-    """The moments of the unit and the critic's value before each."""
+def valued(groups: Sequence[Group], scores: Scores, unit: str, kl: float) -> tuple[Timeline, Moments, Array]:
+    """The moments of the unit, charged for the divergence from the reference, and the critic's value before each."""
     if unit not in ("token", "turn"):
         raise ValueError(f'credit gae: unit must be "token" or "turn" (got {unit!r})')
+    check_not_negative("gae", kl=kl)
     time = timeline(groups)
     values = scored(groups, scores, "values", "gae")
+    charges = kl * log_ratios(groups, scores, kl, "gae")
     if unit == "turn":
-        return time, time.turns, time.first_tokens(values)
-    return time, time.tokens, values
+        turns = time.turns
+        return time, replace(turns, rewards=turns.rewards - time.sums(charges)), time.first_tokens(values)
+    tokens = time.tokens
+    return time, replace(tokens, rewards=tokens.rewards - charges), values
 
 
 def generalised(moments: Moments, values: Array, gamma: float, lam: float) -> Array:

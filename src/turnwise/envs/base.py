@@ -36,22 +36,74 @@ class Reply:
     """Strings that end the next action."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.messages, (str, Message)) or isinstance(self.stop, str):
-            raise ValueError("Reply.messages and Reply.stop are sequences, not a single message or string")
-        object.__setattr__(self, "messages", tuple(self.messages))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if self.history is not None:
-            object.__setattr__(self, "history", tuple(self.history))
-        for message in (*self.messages, *(self.history or ())):
-            if not isinstance(message, Message):
-                raise ValueError(f"a Reply holds Message values, got {type(message).__name__}")
-        for amount in (self.reward, self.outcome, *self.marks.values()):
-            if isinstance(amount, bool) or not isinstance(amount, Real) or not math.isfinite(amount):
-                raise ValueError(f"rewards, outcomes and marks are finite numbers, got {amount!r}")
-        if not isinstance(self.finished, bool):
-            raise ValueError(f"Reply.finished is a bool, got {self.finished!r}")
-        if not all(isinstance(text, str) and text for text in self.stop):
+        fix = object.__setattr__
+        try:
+            fix(self, "messages", plain_messages(self.messages))
+            fix(self, "reward", plain_number(self.reward))
+            fix(self, "outcome", plain_number(self.outcome))
+            if type(self.finished) is not bool:
+                raise ValueError(f"Reply.finished is a bool, got {type(self.finished).__name__}")
+            fix(self, "marks", plain_marks(self.marks))
+            if self.history is not None:
+                fix(self, "history", plain_messages(self.history))
+            fix(self, "stop", plain_stop(self.stop))
+        except ValueError:
+            raise
+        except Exception as error:  # reading a value runs its own code, and that may raise anything
+            raise ValueError("a Reply holds a value that cannot be read; give it plain messages and numbers") from error
+
+
+# What an environment gives is copied into values of our own types: a subclass may do anything when it is compared,
+# hashed or pickled later. Types are asked of the value's class, because an instance can lie about `__class__`.
+
+
+def plain_messages(given: Any) -> tuple[Message, ...]:
+    """The messages, checked one by one, so that what never ends is refused at its first item that is none."""
+    if isinstance(given, (str, Message)):
+        raise ValueError("Reply.messages and Reply.history are sequences, not a single message or string")
+    messages: list[Message] = []
+    for message in given:
+        if not issubclass(type(message), Message):
+            raise ValueError(f"a Reply holds Message values, got {type(message).__name__}")
+        parts = {name: getattr(message, name) for name in Message.__slots__}
+        texts = {name: plain_text(parts[name]) for name in ("role", "content")}
+        messages.append(Message(**{**parts, **texts}))
+    return tuple(messages)
+
+
+def plain_number(given: Any) -> float:
+    if not issubclass(type(given), Real) or type(given) is bool:
+        raise ValueError(f"rewards, outcomes and marks are finite numbers, got {type(given).__name__}")
+    try:
+        number = float(given)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"rewards, outcomes and marks are finite numbers, got {number}")
+    return number
+
+
+def plain_text(given: Any) -> str:
+    if not issubclass(type(given), str):
+        raise ValueError(f"texts and names in a Reply are strings, got {type(given).__name__}")
+    return str.__str__(given)
+
+
+def plain_marks(given: Any) -> dict[str, float]:
+    if not issubclass(type(given), Mapping):
+        raise ValueError(f"Reply.marks maps names to numbers, got {type(given).__name__}")
+    return {plain_text(name): plain_number(value) for name, value in given.items()}
+
+
+def plain_stop(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise ValueError("Reply.stop is a sequence of strings, not a single one")
+    stop: list[str] = []
+    for text in given:
+        if not issubclass(type(text), str) or not plain_text(text):
             raise ValueError("Reply.stop holds non-empty strings")
+        stop.append(plain_text(text))
+    return tuple(stop)
 
 
 class Environment(Protocol):
@@ -60,6 +112,11 @@ class Environment(Protocol):
 
     Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
     share no task, and may offer `demonstrate(noise, random) -> str`, what an expert would say now.
+
+    A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
+    classmethods `step_many(environments, messages) -> list[Reply | Exception]` and
+    `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in rollout/microbatch.py.
+    With `idempotent = True` a call that raised is made again, environment by environment.
     """
 
     async def open(self, task: Task) -> Reply:

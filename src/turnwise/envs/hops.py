@@ -65,7 +65,7 @@ class Hops:
         return Reply(self.head)
 
     async def step(self, message: Message) -> Reply:
-        verb, name = self.parse(message.content)
+        verb, name = self.parse(message)
         if verb == "answer":
             right = name == self.path[-1]
             return Reply(
@@ -90,12 +90,14 @@ class Hops:
         observation = Message("user", f"{text}, {len(self.path) - 1 - self.followed} to go")
         return Reply((observation,), reward=reward, history=(*self.head, observation))
 
-    def parse(self, text: str) -> tuple[str, str]:
+    def parse(self, message: Message) -> tuple[str, str]:
         """Verb and name of an action; empty strings where there are none."""
         if self.commands == "plain":
-            verb, _, name = text.strip().partition(" ")
+            verb, _, name = message.content.strip().partition(" ")
             return verb, name
-        call, closed, _ = text.partition("<tool_call>")[2].partition("</tool_call>")
+        if message.calls:  # parsed already, by rollout.tools
+            return message.calls[0].name, str(message.calls[0].arguments.get("name", ""))
+        call, closed, _ = message.content.partition("<tool_call>")[2].partition("</tool_call>")
         try:
             tool = json.loads(call if closed else "")
             return str(tool["name"]), str(tool["arguments"]["name"])

@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.plan.plan import Plan
+from turnwise.learn.blocks import BlockAttention, Relay
+from turnwise.learn.flex import FlexAttention
+from turnwise.plan.blocks import Blocks
+from turnwise.plan.plan import Plan, Stretch
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d]."""
@@ -31,8 +34,13 @@ def attention_forward(
     attend: Attend,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise ValueError(f"this model's attention has more to it ({name}), which is not supported")
+    if value.shape[-1] != query.shape[-1]:
+        raise ValueError("this model's values have another width than its keys, which is not supported")
     # Under autocast the rotary embedding returns queries and keys in float32, beside values in the compute dtype.
     query, key = query.to(value.dtype), key.to(value.dtype)
     return attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
@@ -46,21 +54,50 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-class PackedAttention:
-    """Causal attention within each chain of a packed plan: chains of equal length in one call, no mask, no padding."""
+def states_of(model: Any, plan: Plan, stretch: Stretch, attend: Attend) -> Tensor:
+    """[n, width] the last hidden states of a stretch of a plan."""
+    tokens, places = (
+        torch.as_tensor(array[stretch.start : stretch.end]).long()[None].to(model.device)
+        for array in (plan.tokens, plan.depth)
+    )
+    output = model.base_model(input_ids=tokens, position_ids=places, use_cache=False, attend=attend)
+    states: Tensor = output.last_hidden_state[0]
+    return states
 
-    def __init__(self, plan: Plan) -> None:
-        self.chains = plan.chains
-        self.sizes = [length * count for length, count in plan.chains]
+
+def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None = None) -> Attend:
+    """The attention of a stretch of a plan on a device."""
+    if device == "cpu":
+        return BlockAttention(stretch.blocks, stretch.start, relay)
+    if relay is not None:
+        longest = int(plan.depth.max()) + 1
+        raise ValueError(
+            f"a turn of {longest} tokens does not fit in one pass, and {device} computes no more than that; "
+            f"raise tokens_per_pass to {longest}"
+        )
+    if not stretch.blocks.rectangles:
+        return PackedAttention(stretch.blocks)
+    if device == "cuda":
+        return FlexAttention(plan.exit, device)
+    raise ValueError(f'shared prefixes are not computed on {device}; set layout = "packed"')
+
+
+class PackedAttention:
+    """Causal attention within chains that share nothing, on any device: chains of equal length in one call."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        assert not blocks.rectangles
+        self.squares = blocks.squares
+        self.sizes = [square.length * square.count for square in blocks.squares]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         outputs = []
         shared_heads = query.shape[1] != key.shape[1]
         parts = zip(
-            self.chains, query.split(self.sizes, 2), key.split(self.sizes, 2), value.split(self.sizes, 2), strict=True
+            self.squares, query.split(self.sizes, 2), key.split(self.sizes, 2), value.split(self.sizes, 2), strict=True
         )
-        for (length, count), q, k, v in parts:
-            q, k, v = (x.unflatten(2, (count, length))[0].transpose(0, 1) for x in (q, k, v))
+        for square, q, k, v in parts:
+            q, k, v = (x.unflatten(2, (square.count, square.length))[0].transpose(0, 1) for x in (q, k, v))
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared_heads)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)[None]

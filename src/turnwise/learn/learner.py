@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turnwise.learn.losses import Loss
+from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
 from turnwise.plan.plan import Plan
@@ -32,9 +33,18 @@ class OptimizerSettings:
 
 
 class Learner:
-    """A policy with an optimizer. One call to `update` is one optimizer step, whatever the number of plans."""
+    """A policy with an optimizer, and models that stay as they are beside it. One call to `update` is one optimizer
+    step, whatever the number of plans."""
 
-    def __init__(self, policy: Policy, settings: OptimizerSettings, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        settings: OptimizerSettings,
+        schedule: Schedule,
+        frozen: Mapping[str, Policy] = MappingProxyType({}),
+    ) -> None:
+        self.models = {**frozen, "old": policy}
+        """By the name of what they score: old, reference, teacher."""
         self.policy = policy
         self.settings = settings
         self.schedule = schedule
@@ -51,63 +61,72 @@ class Learner:
         self.seconds = {"score": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
 
     @torch.no_grad()
-    def score(self, plans: Sequence[Plan], num_turns: int) -> list[NDArray[np.float32]]:
-        """Logprobs of every action token under the present weights, one array per turn."""
+    def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
+        """Logprobs of every action token under the present weights, or under those of a frozen model, one array per
+        turn."""
         before = time.perf_counter()
-        scores = [np.zeros(0, np.float32)] * num_turns
+        scores: list[NDArray[Any]] = [np.zeros(0, np.float32)] * num_turns
         for plan in plans:
-            logprobs, _ = self.policy.logprobs(plan)
-            parts = np.split(logprobs.float().cpu().numpy(), plan.offsets[1:-1])
-            for turn, part in zip(plan.turns, parts, strict=True):
-                scores[turn] = part
+            logprobs = np.zeros(len(plan.action_nodes), np.float32)
+            for picked, now, _ in self.models[name].passes(plan):
+                logprobs = placed(logprobs, picked, now)
+            hand_out(plan, logprobs, scores)
         self.seconds["score"] += time.perf_counter() - before
         return scores
 
     def update(
-        self, plans: Sequence[Plan], credit: PerTurn, weights: PerTurn, old: PerTurn | None, loss: Loss
-    ) -> tuple[dict[str, float], list[NDArray[np.float32]]]:
-        """One optimizer step on weight times loss term, summed over the plans; metrics, and each token's logprob as it
-        was before the step.
+        self,
+        plans: Sequence[Plan],
+        credit: PerTurn,
+        weights: PerTurn,
+        scores: Mapping[str, PerTurn],
+        objective: Objective,
+    ) -> tuple[dict[str, float], list[NDArray[Any]]]:
+        """One optimizer step on weight times the objective's term, summed over the plans; metrics, and each token's
+        logprob as it was before the step.
 
-        `old` is one array per turn; without it the policy is its own old policy, as in the only update of a step.
-        A non-finite loss or gradient skips the step.
+        Without old scores the policy is its own old policy, as in the only update of a step. A non-finite loss or
+        gradient skips the step, and so do weights that are all zero: there is nothing to learn then, while the
+        optimizer's momentum would still move the policy.
         """
         before = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0}
-        logprobs_now = [np.zeros(0, np.float32)] * len(credit)
+        logprobs_now: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(credit)
         for plan in plans:
-            logprobs, entropies = self.policy.logprobs(plan)
-            weight, advantages = (self.policy.tensor(plan.gather(x), logprobs.dtype) for x in (weights, credit))
-            anchor = logprobs.detach() if old is None else self.policy.tensor(plan.gather(old), logprobs.dtype)
-            terms, measured = loss(logprobs, anchor, advantages)
-            total = (terms * weight).sum()
-            total.backward()
-            sums["loss"] += float(total.detach())
-            for name, values in {"entropy": entropies.detach(), **measured}.items():
-                sums[name] = sums.get(name, 0.0) + float((values * weight).sum())
-            parts = np.split(logprobs.detach().float().cpu().numpy(), plan.offsets[1:-1])
-            for turn, part in zip(plan.turns, parts, strict=True):
-                logprobs_now[turn] = part
+            told = {name: plan.gather(values) for name, values in scores.items()}
+            told["credit"], told["weight"] = plan.gather(credit), plan.gather(weights)
+            now = np.zeros(len(plan.action_nodes), np.float32)
+            for picked, logprobs, entropies in self.policy.passes(plan):
+                here = {name: self.policy.tensor(values[picked], logprobs.dtype) for name, values in told.items()}
+                old, reference = here.get("old", logprobs.detach()), here.get("reference")
+                terms, measured = objective(logprobs, entropies, old, here["credit"], reference)
+                total = (terms * here["weight"]).sum()
+                total.backward()
+                sums["loss"] += float(total.detach())
+                for name, values in measured.items():
+                    sums[name] = sums.get(name, 0.0) + float((values * here["weight"]).sum())
+                now = placed(now, picked, logprobs)
+            hand_out(plan, now, logprobs_now)
         between = time.perf_counter()
-        metrics = {**sums, **self.step(math.isfinite(sums["loss"]))}
+        idle = not any(weight.any() for weight in weights)
+        metrics = {**sums, **self.step(math.isfinite(sums["loss"]), idle)}
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
         return metrics, logprobs_now
 
-    def step(self, finite: bool) -> dict[str, float]:
-        """Clip and apply the gradient, unless it or the loss is not finite."""
+    def step(self, finite: bool, idle: bool) -> dict[str, float]:
+        """Clip and apply the gradient, unless it or the loss is not finite, or nothing had a weight."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.clip_norm))
         rate = self.settings.learning_rate * self.schedule(self.num_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.num_updates += 1
-        if finite and math.isfinite(norm):
+        skipped = not (finite and math.isfinite(norm))
+        self.num_skipped_in_a_row = self.num_skipped_in_a_row + 1 if skipped else 0
+        if not skipped and not idle:
             self.optimizer.step()
-            self.num_skipped_in_a_row = 0
-        else:
-            self.num_skipped_in_a_row += 1
-        return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(self.num_skipped_in_a_row > 0)}
+        return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(skipped), "idle": float(idle)}
 
     def publish(self) -> Mapping[str, torch.Tensor]:
         """The present weights by name; valid until the next update."""
@@ -132,6 +151,22 @@ class Learner:
         self.num_updates = state["num_updates"]
         self.num_skipped_in_a_row = state["num_skipped_in_a_row"]
         torch.set_rng_state(state["random"].cpu())
+
+
+def placed(values: NDArray[Any], picked: NDArray[np.int64], some: torch.Tensor) -> NDArray[Any]:
+    """The values, one per action token of a plan, with those of a pass in their places."""
+    found = some.detach().cpu().numpy()
+    if len(found) == len(values):
+        return found
+    values = values.astype(found.dtype, copy=False)
+    values[picked] = found
+    return values
+
+
+def hand_out(plan: Plan, values: NDArray[Any], per_turn: list[NDArray[Any]]) -> None:
+    """Put a plan's values, one per action token, into the places of its turns."""
+    for turn, part in zip(plan.turns, np.split(values, plan.offsets[1:])[:-1], strict=True):
+        per_turn[turn] = part
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,90 +11,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.learn.attention import NAME, PackedAttention, register
+from turnwise.learn.attention import attention_of, states_of
+from turnwise.learn.blocks import Relay
+from turnwise.learn.exactness import Layout, check_layout, check_model, check_plan
 from turnwise.learn.head import token_logprobs
-from turnwise.plan.plan import Plan
+from turnwise.plan.blocks import Index
+from turnwise.plan.cut import cut
+from turnwise.plan.plan import Plan, Stretch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class Policy:
-    """A model with float32 master weights, its compute dtype and its temperature."""
+    """A model with float32 master weights, its compute dtype and its temperature.
 
-    def __init__(self, model: Any, *, dtype: torch.dtype = torch.float32, temperature: float = 1.0) -> None:
-        check_model(model)
-        register()
+    One that would not compute turns of up to `longest` tokens exactly, laid out by `layout`, is refused. With
+    checkpointing a pass that is differentiated keeps the inputs of layers only, and computes each layer once more in
+    its backward pass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        temperature: float = 1.0,
+        layout: Layout = cut,
+        longest: float = math.inf,
+        checkpointing: bool = False,
+    ) -> None:
+        check_model(model, longest)
         model.train()
         self.model = model
         self.dtype = dtype
         self.temperature = temperature
         self.device = next(model.parameters()).device.type
-        check_packing(model)
+        check_layout(model, layout)
+        self.recomputed = recomputable(model) if checkpointing else []
 
-    def logprobs(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """(logprobs [K], entropies [K]) of the plan's action tokens, turn after turn."""
-        nodes, inverse = plan.unique_nodes
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            hidden = self.model.base_model(
-                input_ids=self.tensor(plan.tokens).long()[None],
-                position_ids=self.tensor(plan.depth).long()[None],
-                use_cache=False,
-                attend=PackedAttention(plan),
-            ).last_hidden_state[0]
+    def passes(self, plan: Plan) -> Iterator[tuple[Index, Tensor, Tensor]]:
+        """(which of the plan's action tokens, their logprobs, their entropies), pass by pass.
+
+        What is made of one pass must be differentiated before the next is asked for. A plan of several stretches hands
+        keys and values on from one to the next and their gradients back, so that activations are those of one stretch:
+        each is computed once for its keys and values, and again, from the last to the first, for its gradient.
+        """
+        check_plan(self.model, plan)
+        if len(plan.stretches) == 1:
+            yield self.predict(plan, plan.stretches[0], None)
+            return
+        relay = Relay(plan.num_tokens)
+        if not torch.is_grad_enabled():
+            yield from (self.predict(plan, stretch, relay) for stretch in plan.stretches)
+            return
+        with torch.no_grad():
+            for stretch in plan.stretches[:-1]:
+                self.hidden(plan, stretch, relay)
+        for stretch in reversed(plan.stretches):
+            yield self.predict(plan, stretch, relay)
+
+    def hidden(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> Tensor:
+        """[n, width] the last hidden states of a stretch."""
+        recomputed = self.recomputed if torch.is_grad_enabled() else []
+        with (
+            torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == torch.bfloat16),
+            checkpointing(recomputed),
+        ):
+            return states_of(self.model, plan, stretch, attention_of(plan, stretch, self.device, relay))
+
+    def predict(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> tuple[Index, Tensor, Tensor]:
+        """(which action tokens, logprobs, entropies) of a stretch."""
+        hidden = self.hidden(plan, stretch, relay)
         # A token is predicted by the hidden state of the token before it.
-        chosen = hidden.index_select(0, self.tensor(plan.parent[nodes]).long()).to(self.dtype)
+        before = self.tensor(plan.parent[stretch.nodes] - stretch.start).long()
+        targets = self.tensor(plan.tokens[stretch.nodes]).long()
         head = self.model.get_output_embeddings().weight
-        logprobs, entropies = token_logprobs(chosen, head, self.tensor(plan.tokens[nodes]).long(), self.temperature)
-        place = self.tensor(inverse)
-        return logprobs[place], entropies[place]
+        logprobs, entropies = token_logprobs(
+            hidden.index_select(0, before).to(self.dtype), head, targets, self.temperature
+        )
+        place = self.tensor(stretch.inverse)
+        return stretch.picked, logprobs[place], entropies[place]
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
         """An array on the policy's device, converted before it goes there: not every device has every dtype."""
         return torch.as_tensor(array).to(dtype).to(self.device)
 
 
-def check_model(model: Any) -> None:
-    """Refuse, with the reason, what is known not to be computed exactly."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(f"this model has {', '.join(sorted(kinds))} layers; only full attention is supported")
-    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
-        raise ValueError("this model attends through a sliding window; set sliding_window to null in its config.json")
-    for name in ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1.0):
-            raise ValueError(f"this model rescales its logits ({name}), which is not supported")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        raise ValueError(
-            f"this model's positions ({rope} rope) depend on the longest row, so packing would change them"
-        )
-    if getattr(config, "attention_dropout", 0.0) or any(
-        isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules()
-    ):
-        raise ValueError("this model has dropout; set every dropout in its config.json to 0")
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise ValueError("this model's output layer has a bias, which is not supported")
+def recomputable(model: Any) -> list[Any]:
+    """The modules that can keep their inputs only, made ready for `checkpointing` and left as they were."""
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(f"{type(model).__name__} cannot recompute its layers; set model.checkpointing = false")
+    # No random state is kept for the second computation: nothing in a layer is random, or it would have been refused.
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.disable_input_require_grads()  # which transformers adds for adapters
+    found = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in found:
+        module.gradient_checkpointing = False  # transformers' own way to say so would forget how they are recomputed
+    return found
 
 
-@torch.no_grad()
-def check_packing(model: Any) -> None:
-    """Refuse an architecture whose packed pass differs from its own: two short rows are computed both ways."""
-    rows = torch.arange(12, device=next(model.parameters()).device).reshape(2, 6) % model.config.vocab_size
-    model.set_attn_implementation("sdpa")
-    apart = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
-    plan = Plan.of_chains(rows.cpu().numpy())
-    model.set_attn_implementation(NAME)
-    places = torch.arange(6, device=rows.device).repeat(2)[None]
-    packed = model.base_model(
-        input_ids=rows.reshape(1, -1), position_ids=places, use_cache=False, attend=PackedAttention(plan)
-    ).last_hidden_state
-    difference = float((apart.reshape(packed.shape) - packed).abs().max() / apart.abs().max())
-    if not difference < 1e-3:
-        raise ValueError(
-            f"{type(model).__name__} computes something else when rows are packed (relative difference "
-            f"{difference:.1e}), so it cannot be trained exactly"
-        )
+@contextmanager
+def checkpointing(modules: Sequence[Any]) -> Iterator[None]:
+    """Have modules keep their inputs only, in this pass: an engine on the same ones never pays for it."""
+    for module in modules:
+        module.gradient_checkpointing = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = False
 
 
 @contextmanager
@@ -125,10 +151,10 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def pick_device(name: str) -> str:
-    """The device a recipe asks for; auto takes cuda, then mps, then cpu."""
+    """The device a recipe asks for; auto takes cuda where there is one, else cpu: mps cannot compute trees."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return next(device for device, there in available.items() if there)
+        return "cuda" if available["cuda"] else "cpu"
     if not available[name]:
         raise ValueError(f'model.device = "{name}" is not available here; set model.device = "auto"')
     return name

@@ -8,12 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Index = NDArray[np.int64]
+from turnwise.plan.blocks import Blocks, Index, blocks_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Consecutive nodes that one pass computes, given the keys and values of those before."""
+
+    start: int
+    end: int
+    blocks: Blocks
+    """What its nodes attend to."""
+    picked: Index
+    """Which of the plan's K action tokens it predicts: those whose parent is in it."""
+    nodes: Index
+    """The nodes of those tokens, without repeats."""
+    inverse: Index
+    """Where each picked token finds its own among `nodes`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +38,7 @@ class Plan:
     """Tokens in depth-first order of a forest, with the place of every action token.
 
     A token attends to its ancestors and itself: j is one of those of i exactly when j <= i < exit[j]. Packing is the
-    forest without sharing: one chain per turn.
+    forest without sharing: one chain per turn. A plan is computed in stretches, usually one.
 
     Example: turns 7 8 | 9 and 7 | 5 packed as two chains (prompt | action):
         tokens 7 8 9 7 5, depth 0 1 2 0 1, parent -1 0 1 -1 3, exit 3 3 3 5 5,
@@ -42,6 +59,8 @@ class Plan:
     """[U + 1] where each turn's action tokens begin in `action_nodes`."""
     action_nodes: Index
     """[K] the node of every action token, turn after turn."""
+    num_stretches: int = 1
+    """Passes the plan takes; more than one where a single path is longer than a pass may be."""
 
     @classmethod
     def of_chains(cls, rows: NDArray[np.integer]) -> Plan:
@@ -63,20 +82,22 @@ class Plan:
     def num_tokens(self) -> int:
         return len(self.tokens)
 
-    @cached_property
-    def unique_nodes(self) -> tuple[Index, Index]:
-        """Action nodes without repeats, and where each of the K action tokens finds its own among them."""
-        return np.unique(self.action_nodes, return_inverse=True)
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a token and one it attends to."""
+        return int(self.depth.sum(dtype=np.int64)) + self.num_tokens
 
     @cached_property
-    def chains(self) -> list[tuple[int, int]]:
-        """(length, number) of consecutive chains of equal length: what attention can take in one batch."""
-        starts = np.flatnonzero(self.parent < 0)
-        lengths = np.diff(np.append(starts, self.num_tokens))
-        edges = np.flatnonzero(np.diff(lengths)) + 1
-        firsts = np.concatenate(([0], edges)).astype(np.int64)
-        counts = np.diff(np.append(firsts, len(lengths)))
-        return [(int(lengths[first]), int(count)) for first, count in zip(firsts, counts, strict=True)]
+    def stretches(self) -> tuple[Stretch, ...]:
+        """The nodes in passes of about equal size, in order; none where there are no nodes."""
+        edges = np.linspace(0, self.num_tokens, self.num_stretches + 1).astype(np.int64).tolist()
+        return tuple(self.stretch(start, end) for start, end in pairwise(edges) if start < end)
+
+    def stretch(self, start: int, end: int) -> Stretch:
+        parents = self.parent[self.action_nodes]
+        picked = np.flatnonzero((parents >= start) & (parents < end))
+        nodes, inverse = np.unique(self.action_nodes[picked], return_inverse=True)
+        return Stretch(start, end, blocks_of(self.parent, self.exit, start, end), picked, nodes, inverse)
 
     def gather(self, per_turn: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """[K] one number per action token from arrays per turn of the whole mini-batch."""

@@ -20,6 +20,12 @@ from turnwise.rollout.render import Prompt, Renderer
 from turnwise.types import Message, Status, Task, Trajectory, Turn
 
 log = logging.getLogger(__name__)
+LONGEST_DESCRIPTION = 1000
+"""Characters of an error's text that are logged."""
+NOT_MANAGED = (
+    'the environment handed over no history, which rollout.history = "managed" asks of it every turn; return '
+    'Reply(history=...), or set rollout.history = "extend"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +80,37 @@ async def attempt(
         log.warning(
             "%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session
         )
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        # The one place where a failure becomes a failed trajectory. A cancellation counts as one only where nobody
-        # has cancelled the attempt: then it is of the environment's own making.
-        if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+    except BaseException as error:  # the one place where a failure becomes a failed trajectory
+        if is_from_outside(error):
             raise
         record.status = Status.failed
-        log.warning("%s failed: %s: %s", which.session, type(error).__name__, error)
+        log.warning("%s failed: %s", which.session, described(error))
     finally:
         if environment is not None:
             await close(which, environment, limits, record)
     return record.trajectory(which)
 
 
-def is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def is_from_outside(error: BaseException) -> bool:
+    """Whether somebody else ends the attempt: a person at the keyboard, a cancellation, or a loop that is gone. Where
+    nobody does, a CancelledError or GeneratorExit is of the environment's own making, and a failure like any other."""
+    kind = type(error)
+    if issubclass(kind, (asyncio.CancelledError, GeneratorExit)):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            task = None
+        return task is None or (issubclass(kind, asyncio.CancelledError) and task.cancelling() > 0)
+    return issubclass(kind, KeyboardInterrupt)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line that can be printed, whatever its own text is."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # the text of an environment's error is code of the environment
+        text = "an error that cannot be shown"
+    return " ".join(text[:LONGEST_DESCRIPTION].split()).encode("utf-8", "replace").decode()
 
 
 class Clock:
@@ -123,7 +144,7 @@ class Record:
         self.marks: dict[str, float] = {}
 
     def pay(self, reply: Reply) -> None:
-        self.outcome += float(reply.outcome)
+        self.outcome += reply.outcome
         self.marks.update(reply.marks)
 
     def trajectory(self, which: Attempt) -> Trajectory:
@@ -161,9 +182,13 @@ async def play(
         seed = which.noise(len(record.turns))
         clock.start_call()
         completion = await engine.generate(prompt.tokens, call, session=which.session, seed=seed)
-        said = renderer.said(completion.tokens)
+        said = renderer.said(prompt.tokens, completion.tokens)
         before = time.perf_counter()
-        reply = await ask(clock, environment.step, said)
+        try:
+            reply = answered(said.fault, reply) if said.fault else await ask(clock, environment.step, said)
+        except BaseException:  # the action that broke the environment is what a penalty must reach
+            record.turns.append(recorded(prompt, completion, said, Reply(), time.perf_counter() - before))
+            raise
         record.pay(reply)
         turn = recorded(prompt, completion, said, reply, time.perf_counter() - before)
         record.turns.append(turn)
@@ -171,8 +196,15 @@ async def play(
             return Status.finished
         if len(record.turns) == limits.max_turns:
             return Status.too_many_turns
-        messages = (*messages, said, *reply.messages) if reply.history is None else reply.history
-        prompt = renderer.next(turn, messages, reply.messages, replaced=reply.history is not None)
+        if reply.history is None and renderer.history == "managed" and not said.fault:
+            raise EnvironmentFailure(NOT_MANAGED)
+        shown, messages = messages, (*messages, said, *reply.messages) if reply.history is None else reply.history
+        prompt = renderer.next(turn, shown, messages)
+
+
+def answered(fault: str, before: Reply) -> Reply:
+    """What the model hears of a call that could not be read; the environment only ever hears those that could."""
+    return Reply((Message("user", fault),), stop=before.stop)
 
 
 def recorded(prompt: Prompt, completion: Completion, said: Message, reply: Reply, seconds: float) -> Turn:
@@ -182,20 +214,31 @@ def recorded(prompt: Prompt, completion: Completion, said: Message, reply: Reply
         logprobs=completion.logprobs,
         versions=completion.versions,
         stop=completion.stop,
-        reward=float(reply.reward),
+        reward=reply.reward,
         said=said,
         heard=reply.messages,
         timing=replace(completion.timing, environment=seconds),
+        broke=prompt.broke,
     )
 
 
 async def ask(clock: Clock, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Reply:
     """The environment's answer, within the deadline of a call and checked to be one."""
     clock.start_call()
-    answer = await call(method, *arguments)
-    if not isinstance(answer, Reply):
-        raise EnvironmentFailure(f"{method.__qualname__} must return a Reply, got {type(answer).__name__}")
-    return answer
+    return checked(await call(method, *arguments), method)
+
+
+def checked(answer: Any, method: Callable[..., Any]) -> Reply:
+    """The answer as a Reply of our own making: a subclass can skip the checks, or compute its fields anew whenever they
+    are read."""
+    if not issubclass(type(answer), Reply):
+        raise EnvironmentFailure(f"{name_of(method)} must return a Reply, got {type(answer).__name__}")
+    return Reply(**{name: getattr(answer, name) for name in Reply.__slots__})
+
+
+def name_of(method: Callable[..., Any]) -> str:
+    """For messages and threads; not every callable has a name."""
+    return str(getattr(method, "__qualname__", type(method).__name__))
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -218,11 +261,11 @@ async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             set_it, value = future.set_result, method(*arguments)
         except BaseException as error:  # a future refuses StopIteration, and a thread's SystemExit goes nowhere
-            set_it, value = future.set_exception, EnvironmentFailure(f"{type(error).__name__}: {error}")
+            set_it, value = future.set_exception, EnvironmentFailure(described(error))
         with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
             loop.call_soon_threadsafe(answer, set_it, value)
 
-    threading.Thread(target=work, daemon=True, name=method.__qualname__).start()
+    threading.Thread(target=work, daemon=True, name=name_of(method)).start()
     return await future
 
 
@@ -230,15 +273,14 @@ async def close(which: Attempt, environment: Environment, limits: Limits, record
     """Close the environment whatever happened; a late reply may pay."""
     try:
         async with asyncio.timeout(limits.turn_seconds):
-            reply = await call(environment.close)
-        if isinstance(reply, Reply):
+            answer = await call(environment.close)
+        if answer is not None:
+            reply = checked(answer, environment.close)
             record.pay(reply)
-            record.outcome += float(reply.reward)
-        elif reply is not None:
-            raise EnvironmentFailure(f"close must return a Reply or None, got {type(reply).__name__}")
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+            record.outcome += reply.reward
+    except BaseException as error:
+        if is_from_outside(error):
             raise
-        log.warning("%s: closing the environment failed: %s: %s", which.session, type(error).__name__, error)
+        log.warning("%s: closing the environment failed: %s", which.session, described(error))
         if record.status.counts:
             record.status = Status.failed

@@ -93,21 +93,30 @@ class Recital:
     renderer: Renderer
 
     async def group(self, task: Task, visit: int) -> Group:
-        messages = [Message(role, content) for role, content in task.data["messages"]]
+        messages = tuple(Message(role, content) for role, content in task.data["messages"])
         turns: list[Turn] = []
         since = 0
         for place, message in enumerate(messages):
             if message.role != "assistant" or place == 0:
                 continue
-            if turns:
-                new = tuple(messages[since:place])
-                prompt = self.renderer.next(turns[-1], messages[:place], new, replaced=False).tokens
-            else:
-                prompt = self.renderer.first(messages[:place]).tokens
-            action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
-            unknown = np.full(len(action), UNKNOWN, np.float32)
-            turns.append(
-                Turn(prompt, action, unknown, np.zeros(len(action), np.int32), StopReason.end_token, 0.0, message)
+            prompt = (
+                self.renderer.next(turns[-1], messages[:since], messages[:place])
+                if turns
+                else self.renderer.first(messages[:place])
             )
-            since = place + 1
+            action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
+            size = len(action)
+            turns.append(
+                Turn(
+                    prompt.tokens,
+                    action,
+                    np.full(size, UNKNOWN, np.float32),
+                    np.zeros(size, np.int32),
+                    StopReason.end_token,
+                    reward=0.0,
+                    said=message,
+                    broke=prompt.broke,
+                )
+            )
+            since = place
         return Group(task, (Trajectory(tuple(turns), Status.finished),))

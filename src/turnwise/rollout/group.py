@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment
@@ -12,6 +13,21 @@ from turnwise.rollout.agent import Attempt, attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.types import Group, Status, Task, Trajectory
+
+Result = TypeVar("Result")
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results of coroutines that run at once. Also where it is cancelled, each of them has ended when this has: an
+    attempt may have an environment to close."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            if not task.cancelling():  # once is enough: a second time would cut its closing short
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +47,7 @@ class Practice:
 
     async def group(self, task: Task, visit: int) -> Group:
         """All attempts at a task."""
-        made = await asyncio.gather(*(self.one(task, visit, number) for number in range(self.attempts)))
+        made = await all_of(self.one(task, visit, number) for number in range(self.attempts))
         return Group(
             task,
             tuple(trajectory for trajectory in made if trajectory.status.counts),

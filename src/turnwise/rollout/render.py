@@ -1,33 +1,36 @@
 """Messages to tokens and back, by the model's own chat template.
 
-`extend` keeps the exact tokens of everything so far and appends the rendered new messages; `rerender` applies the
-template to the whole history. Where a template does not allow an extension, or the environment shows another history,
-the prompt is rendered afresh and the break has a name.
+Three policies for history, by name. `extend` keeps the exact tokens of everything so far and appends what the template
+writes after the action. `rerender` applies the template to the whole conversation every turn. `managed` extends what
+the environment hands over: it must say every turn what to show.
+
+A prompt is either an exact extension, whose text is what the template makes of the whole conversation, or the
+conversation rendered afresh, and then it says why it does not begin with the turn before. A handed-over history that
+begins with the whole conversation so far is a conversation that goes on, under every policy; any other is an edit.
+
+An action ends with any of `end_tokens`. The next prompt closes one that was cut short with the template's own tokens.
+One that ended with another token than the template's keeps it, and the template's own follows: context, never trained.
+The text then has the sampled token beside what the template writes, and nothing else. Where the template has no token
+of its own that closes a message, such an action cannot stay, and the conversation is rendered afresh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from turnwise.types import Message, Tokens, Turn
+from turnwise.rollout.skeleton import Skeletons
+from turnwise.rollout.template import QUESTION, RESULT, Template
+from turnwise.types import Break, Message, Tokens, Turn
 
-
-class Break(StrEnum):
-    """Why a prompt does not begin with the turn before it."""
-
-    none = "none"
-    template = "template"
-    """The template renders old turns differently once new messages follow."""
-    history = "history"
-    """The environment chose what the model sees."""
-    rerender = "rerender"
-    """The history was tokenised anew and came out differently."""
+Messages = tuple[Message, ...]
+UNSHOWABLE = (
+    "this message has text and calls that cannot be shown together; write one call and nothing else, or no call"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,92 +42,160 @@ class Prompt:
 
 
 class Renderer:
-    """A tokenizer with a chat template, and the policy for history.
+    """A tokenizer with a chat template, the policy for history, and the format of tool calls.
 
     Example:
         first = renderer.first((Message("user", "start amber, links 2"),))
     """
 
-    def __init__(self, tokenizer: Any, history: str = "extend") -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                "the tokenizer has no chat template; set tokenizer.chat_template and save it with the model"
-            )
+    def __init__(
+        self, tokenizer: Any, history: str = "extend", tools: str = "none", end_tokens: Iterable[int] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.history = history
-        self.end_token = end_token(tokenizer)
+        self.template = Template(tokenizer, tools)
+        self.skeletons = Skeletons(self.template.source)
+        eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        own = self.template.ends()
+        self.end_tokens = tuple(dict.fromkeys([*own, *eos, *map(int, end_tokens)]))
+        """All tokens that end an action."""
+        if not self.end_tokens:
+            raise ValueError("the tokenizer has no eos token; set tokenizer.eos_token to the template's end of turn")
+        self.end_token = self.end_tokens[0]
+        """The one that the template ends an answer with, or else the tokenizer's eos."""
+        self.end_of_call = own[-1] if own else self.end_token
+        self.closings = frozenset([*own, *self.template.closings()])
+        """Tokens of the template's own that close a message."""
+        self.added = frozenset(map(int, tokenizer.get_added_vocab().values()))
         # The attempts of a group open alike, and environments repeat themselves.
         self.opening = lru_cache(maxsize=1024)(self.render_opening)
-        self.suffix_after_action = lru_cache(maxsize=4096)(self.render_suffix)
+        self.rest_after = lru_cache(maxsize=4096)(self.render_rest)
+        self.treats_alike = lru_cache(maxsize=4096)(self.compare)
+        self.can_show = lru_cache(maxsize=1024)(self.try_to_show)
 
     def first(self, messages: Sequence[Message]) -> Prompt:
         """The prompt of a first turn."""
         return self.opening(tuple(messages))
 
-    def render_opening(self, messages: tuple[Message, ...]) -> Prompt:
-        tokens = self.encode(self.render(messages))
-        tokens.flags.writeable = False
-        return Prompt(tokens)
+    def render_opening(self, messages: Messages) -> Prompt:
+        return Prompt(frozen(self.encode(self.template.render(messages))))
 
-    def next(self, before: Turn, messages: Sequence[Message], new: tuple[Message, ...], replaced: bool) -> Prompt:
-        """The prompt after a turn: `messages` is everything to show, `new` what came since the action."""
-        if replaced:
-            return self.fresh(before, messages, Break.history)
-        if self.history == "rerender":
-            return self.fresh(before, messages, Break.rerender)
-        earlier = messages[: len(messages) - len(new)]
-        thought = any("</think>" in message.content for message in earlier if message.role == "assistant")
-        suffix = self.suffix_after_action(new, thought)
-        if suffix is None:
-            return self.fresh(before, messages, Break.template)
-        closed = len(before.action) > 0 and int(before.action[-1]) == suffix[0]
-        return Prompt(np.concatenate([before.prompt, before.action, suffix[1:] if closed else suffix]))
+    def next(self, before: Turn, shown: Messages, messages: Messages) -> Prompt:
+        """The prompt that shows `messages` after a turn whose prompt showed `shown`."""
+        if messages[: len(shown) + 1] != (*shown, before.said):
+            return self.afresh(before, self.template.render(messages), Break.history)
+        new = messages[len(shown) + 1 :]
+        spoken = self.decode(self.without_end(before.action).tolist())
+        if self.history != "rerender":
+            rest = self.quick_rest(shown, before.said, spoken, new)
+            if rest is not None and (tokens := self.extended(before, rest)) is not None:
+                return Prompt(tokens)
+        whole, known = self.template.render(messages), self.template.render(shown) + spoken
+        if self.history != "rerender" and whole.startswith(known):
+            rest = self.encode_rest(whole[len(known) :])
+            if rest is not None and (tokens := self.extended(before, rest)) is not None:
+                return Prompt(tokens)
+        ended = self.decode(before.action[len(self.without_end(before.action)) :].tolist())
+        same_text = whole.startswith(known + ended)
+        return self.afresh(before, whole, Break.retokenised if same_text else Break.template)
 
-    def fresh(self, before: Turn, messages: Sequence[Message], cause: Break) -> Prompt:
-        tokens = self.encode(self.render(messages))
-        known = len(before.prompt) + len(before.action)
-        same = len(tokens) >= known and np.array_equal(tokens[:known], np.concatenate([before.prompt, before.action]))
-        return Prompt(tokens, Break.none if same else cause)
+    def afresh(self, before: Turn, text: str, cause: Break) -> Prompt:
+        """A whole conversation tokenised anew; no break where it happens to begin with the turn before."""
+        tokens = frozen(self.encode(text))
+        known = np.concatenate([before.prompt, before.action])
+        return Prompt(tokens, Break.none if np.array_equal(tokens[: len(known)], known) else cause)
 
-    def said(self, action: Tokens) -> Message:
+    def extended(self, before: Turn, rest: Tokens) -> Tokens | None:
+        """The turn before and then what the template writes after it; None where the action ended with a token that
+        nothing of the template's follows."""
+        ended = len(before.action) > len(self.without_end(before.action))
+        if ended and len(rest) and rest[0] == before.action[-1]:
+            rest = rest[1:]
+        elif ended and not (len(rest) and int(rest[0]) in self.closings):
+            return None
+        return frozen(np.concatenate([before.prompt, before.action, rest]))
+
+    # ------------------------------------------------------------ what follows an action, without the whole history
+
+    def quick_rest(self, shown: Messages, said: Message, spoken: str, new: Messages) -> Tokens | None:
+        """What the template writes after an action, found with a short conversation in place of `shown`, where the
+        template is known to treat both alike; None where it does not, or where it does not keep the action's text."""
+        skeleton = tuple(map(self.skeletons.of, shown))
+        short = stand_in(skeleton)
+        more = tuple(map(self.skeletons.of, (said, *new)))
+        return self.rest_after(short, said, spoken, new) if self.treats_alike(skeleton, short, more) else None
+
+    def compare(self, shown: Messages, short: Messages, more: Messages) -> bool:
+        """Whether the template adds the same text for `more` to both conversations, and leaves both as they were."""
+        if shown == short:
+            return True
+        added = [self.added_text(messages, more) for messages in (shown, short)]
+        return added[0] is not None and added[0] == added[1]
+
+    def added_text(self, shown: Messages, more: Messages) -> str | None:
+        """What `more` adds to the text of a conversation; None where that text does not stay as it was."""
+        old, whole = self.template.try_render(shown), self.template.try_render((*shown, *more))
+        return whole[len(old) :] if old is not None and whole is not None and whole.startswith(old) else None
+
+    def render_rest(self, shown: Messages, said: Message, spoken: str, new: Messages) -> Tokens | None:
+        """The tokens after an action up to the next one; None where the template does not write what was spoken."""
+        added = self.added_text(shown, (said, *new))
+        return self.encode_rest(added[len(spoken) :]) if added is not None and added.startswith(spoken) else None
+
+    def encode_rest(self, text: str) -> Tokens | None:
+        """The tokens of a text that follows others. An added token keeps apart what is around it; where there is none
+        at the beginning, the tokens must be seen to say the same text."""
+        tokens = self.encode(text)
+        if len(tokens) and int(tokens[0]) not in self.added and self.decode(tokens.tolist()) != text:
+            return None
+        return frozen(tokens)
+
+    # ------------------------------------------------------------ what was said
+
+    def said(self, prompt: Tokens, action: Tokens) -> Message:
         """The action as a message; a sampled end token is not part of its text."""
-        end = len(action) - 1 if len(action) and int(action[-1]) == self.end_token else len(action)
-        return Message("assistant", self.tokenizer.decode(action[:end].tolist(), skip_special_tokens=False))
+        text = self.decode(self.without_end(action).tolist())
+        if self.template.format is None:
+            return Message("assistant", text)
+        read = self.template.format.parse(self.opened(prompt) + text)
+        if not read.fault and self.can_show(self.skeletons.of(read)):
+            return read
+        clean = Message("assistant", self.template.format.clean(text), fault=read.fault or UNSHOWABLE)
+        return clean if self.can_show(self.skeletons.of(clean)) else Message("assistant", "", fault=clean.fault)
+
+    def try_to_show(self, said: Message) -> bool:
+        """Whether the template takes a message of the assistant, before a result or before a question."""
+        return any(self.template.try_render((QUESTION, said, after)) is not None for after in (RESULT, QUESTION))
+
+    def opened(self, prompt: Tokens) -> str:
+        """The opening of thinking at the end of a prompt, if it has one: the model goes on from there."""
+        opened = self.template.opened
+        return opened if opened and self.decode(prompt[-8:].tolist()).endswith(opened) else ""
+
+    def without_end(self, action: Tokens) -> Tokens:
+        return action[:-1] if len(action) and int(action[-1]) in self.end_tokens else action
+
+    # ------------------------------------------------------------ text and tokens
 
     def encode(self, text: str) -> Tokens:
-        return np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def render(self, messages: Sequence[Message]) -> str:
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text: str = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise their own exceptions, from jinja and from HF
-            raise ValueError(f"the chat template refuses this conversation: {error}") from error
-        return text
 
-    def render_suffix(self, new: tuple[Message, ...], thought: bool) -> Tokens | None:
-        """The end token of an action and all that follows it up to the next action, or None where the template would
-        not leave the turns before as they were.
-
-        That is tried on a conversation with a fixed beginning: its generation prompt and its action, with thinking in
-        it where the real one has some, must be the beginning of what the template makes of it with the new messages.
-        """
-        question, answer = Message("user", "q"), "<think>\nt\n</think>\n\na" if thought else "a"
-        seen = self.render((question,)) + answer + self.tokenizer.eos_token
-        shown = self.render((question, Message("assistant", answer), *new))
-        if not shown.startswith(seen):
-            return None
-        suffix = self.encode(shown[len(seen) - len(self.tokenizer.eos_token) :])
-        suffix.flags.writeable = False
-        return suffix if len(suffix) and int(suffix[0]) == self.end_token else None
+def frozen(tokens: Tokens) -> Tokens:
+    """The same array, read-only: a turn then takes it as it is."""
+    tokens.flags.writeable = False
+    return tokens
 
 
-def end_token(tokenizer: Any) -> int:
-    """The token that ends an action."""
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no eos token; set tokenizer.eos_token to the template's end of turn")
-    return int(tokenizer.eos_token_id)
+def stand_in(shown: Messages) -> Messages:
+    """A short conversation that ends as a long one does: its last question, the last answer to it, what came since."""
+    questions = [place for place, message in enumerate(shown) if message.role == "user"]
+    if not questions:
+        return shown
+    tail = shown[questions[-1] :]
+    last = max((place for place, message in enumerate(tail) if message.role == "assistant"), default=1)
+    return (tail[0], *tail[last:])

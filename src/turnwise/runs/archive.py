@@ -31,11 +31,13 @@ from turnwise.runs.columns import (
     token_column,
 )
 from turnwise.types import (
+    Break,
     Floats,
     Group,
     Message,
     Status,
     Task,
+    ToolCall,
     Trajectory,
     TurnTiming,
     frozen_array,
@@ -220,6 +222,7 @@ def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
             [len(turn.heard) for turn in turns], _message_column([message for turn in turns for message in turn.heard])
         ),
         **{name: number_column((getattr(turn.timing, name) for turn in turns), np.float64) for name in TIMES},
+        "broke": text_column([turn.broke for turn in turns]),
     }
     actions = [trajectory.num_action_tokens for trajectory in attempts]
     return {
@@ -236,6 +239,7 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
     spans = np.stack([per_turn[name].to_numpy().astype(np.int64) for name in ("start", "prompt_end", "end")], axis=1)
     actions = spans[:, 2] - spans[:, 1]
     heard = _messages_of(per_turn["heard"].values)
+    count = len(spans)
     rest = list(
         zip(
             pieces_of(column["logprobs"], actions),
@@ -245,6 +249,7 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
             _messages_of(per_turn["said"]),
             (tuple(heard[start:end]) for start, end in bounds_of(per_turn["heard"])),
             map(TurnTiming, *(per_turn[name].to_pylist() for name in TIMES)),
+            _texts_if_any(per_turn, "broke", count, Break.none),
             strict=True,
         )
     )
@@ -267,6 +272,9 @@ def _message_column(messages: Sequence[Message]) -> Any:
         {
             "role": text_column([message.role for message in messages]),
             "content": text_column([message.content for message in messages]),
+            "thinking": text_column([message.thinking for message in messages]),
+            "calls": text_column([_calls_to_json(message.calls) for message in messages]),
+            "fault": text_column([message.fault for message in messages]),
         }
     )
 
@@ -274,7 +282,24 @@ def _message_column(messages: Sequence[Message]) -> Any:
 def _messages_of(column: Any) -> list[Message]:
     """Inverse of `_message_column`."""
     field = fields_of(column)
-    return list(map(Message, texts_of(field["role"]), texts_of(field["content"])))
+    thinking, calls, fault = (_texts_if_any(field, name, len(column)) for name in ("thinking", "calls", "fault"))
+    read = map(_calls_of_json, calls)
+    return list(map(Message, texts_of(field["role"]), texts_of(field["content"]), thinking, read, fault))
+
+
+def _texts_if_any(fields: Mapping[str, Any], name: str, count: int, default: str = "") -> list[str]:
+    """A field's texts, or as many defaults where the file is from before there was such a field."""
+    return texts_of(fields[name]) if name in fields else [default] * count
+
+
+def _calls_to_json(calls: Sequence[ToolCall]) -> str:
+    """A JSON list of [name, arguments], or nothing."""
+    return f"[{', '.join(f'[{json.dumps(c.name, ensure_ascii=False)}, {c.text}]' for c in calls)}]" if calls else ""
+
+
+def _calls_of_json(text: str) -> tuple[ToolCall, ...]:
+    """Inverse of `_calls_to_json`."""
+    return tuple(ToolCall(name, arguments) for name, arguments in json.loads(text)) if text else ()
 
 
 def _to_json(task: Task) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from turnwise.types import Group, Status, StopReason, Trajectory, turns_of
+from turnwise.types import Break, Group, Status, StopReason, Trajectory, extends, lost_tokens, turns_of
 
 STATISTICS = ("mean", "std", "min", "max")
 
@@ -27,7 +28,9 @@ def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, s
     metrics |= _trajectories(attempts)
     metrics["trajectory/failed"] = float(sum(len(group.failed) for group in groups))
     metrics |= _turns(groups)
+    metrics |= _prefixes(attempts)
     metrics |= _statuses(groups)
+    metrics |= _failures(groups)
     metrics["groups/kept"] = float(len(kept))
     metrics["groups/dropped"] = float(len(dropped))
     metrics["groups/zero_variance"] = float(sum(len({t.total for t in group.trajectories}) <= 1 for group in kept))
@@ -74,14 +77,44 @@ def _turns(groups: Sequence[Group]) -> dict[str, float]:
         "turn/action_tokens": _mean(len(turn.action) for turn in turns),
         "turn/reward": _mean(turn.reward for turn in turns),
         "turn/prompt_tokens": _mean(len(turn.prompt) for turn in turns),
+        "turn/faults": _mean(bool(turn.said.fault) for turn in turns),
     }
     return metrics | {f"stop/{reason}": _mean(turn.stop is reason for turn in turns) for reason in StopReason}
+
+
+def _prefixes(attempts: Sequence[Trajectory]) -> dict[str, float]:
+    """How many of the turns after the first extend the turn before, and what the others cost, by cause."""
+    pairs = [pair for trajectory in attempts for pair in pairwise(trajectory.turns)]
+    broken = [(before, turn) for before, turn in pairs if not extends(turn, before)]
+    causes = [turn.broke for _, turn in broken]
+    return {
+        "prefix/extended": 1 - len(broken) / len(pairs) if pairs else math.nan,
+        "prefix/lost_tokens": float(sum(lost_tokens(turn, before) for before, turn in broken)),
+        **{f"prefix/breaks/{cause}": float(causes.count(cause)) for cause in Break if cause is not Break.none},
+    }
 
 
 def _statuses(groups: Sequence[Group]) -> dict[str, float]:
     """How many attempts ended in each way, those that do not count included."""
     statuses = [trajectory.status for group in groups for trajectory in (*group.trajectories, *group.failed)]
     return {f"status/{status}": float(statuses.count(status)) for status in Status}
+
+
+def _failures(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of attempts that failed for good, penalised ones included, and of those at the task where it is largest."""
+    shares = [failure_share(group) for group in groups]
+    sizes = [len(group.trajectories) + len(group.failed) for group in groups]
+    return {
+        "failure/rate": float(np.average(shares, weights=sizes)) if sum(sizes) else math.nan,
+        "failure/worst_task": max(shares, default=math.nan),
+    }
+
+
+def failure_share(group: Group) -> float:
+    """Share of a group's attempts that failed, timed out or were penalised for it."""
+    attempts = (*group.trajectories, *group.failed)
+    broken = (Status.failed, Status.timed_out, Status.penalised)
+    return sum(trajectory.status in broken for trajectory in attempts) / max(1, len(attempts))
 
 
 def _lag(kept: Sequence[Group], version: int) -> dict[str, float]:

@@ -82,6 +82,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def reference(self) -> Path:
+        """The model that training started from, where the recipe holds the policy near it."""
+        return self.path / "reference"
+
+    @property
     def summary(self) -> Path:
         """The result, once the run is over."""
         return self.path / "summary.json"

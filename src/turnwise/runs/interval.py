@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
-def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a success rate; (0, 1) when nothing was tried.
 
     Unlike the mean plus or minus z standard errors it stays within [0, 1] and keeps a width at 0 and n successes.
@@ -23,3 +24,25 @@ def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
     low = 0.0 if successes == 0 else max(0.0, middle - half)
     high = 1.0 if successes == n else min(1.0, middle + half)
     return low, high
+
+
+def clustered(tallies: Sequence[tuple[int, int]], z: float = 1.96) -> tuple[float, float]:
+    """The interval of a success rate over (successes, attempts) of tasks that may each be attempted several times.
+
+    Attempts at one task are alike, so that they tell less than as many tasks would: it is Wilson's interval for the
+    number of independent attempts that would leave the rate as uncertain as the spread between tasks says it is, at
+    least the number of tasks and at most that of attempts.
+
+    Example:
+        clustered([(8, 8), (0, 8)]) is as wide as wilson(1, 2)
+    """
+    tried = [(successes, attempts) for successes, attempts in tallies if attempts]
+    tasks, total = len(tried), sum(attempts for _, attempts in tried)
+    rate = sum(successes for successes, _ in tried) / total if total else 0.0
+    if tasks < 2 or total == tasks or rate in (0.0, 1.0):
+        independent = float(tasks)
+    else:
+        surprise = math.fsum((successes - rate * attempts) ** 2 for successes, attempts in tried)
+        variance = surprise / total**2 * tasks / (tasks - 1)
+        independent = min(float(total), max(float(tasks), rate * (1 - rate) / variance)) if variance else float(total)
+    return wilson(rate * independent, independent, z)

@@ -1,0 +1,378 @@
+"""Writes docs/models.md: which architectures of transformers are trained exactly, and why the others are refused.
+
+python docs/make_models.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib.metadata
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from turnwise.engines.base import Sampling
+from turnwise.engines.slots import Request, SlotModel
+from turnwise.learn.exactness import Layout, reaches
+from turnwise.learn.policy import Policy
+from turnwise.plan.cut import cut
+from turnwise.plan.pack import pack
+from turnwise.types import Message, StopReason, Turn
+
+VOCABULARY = 64
+LONGEST = 48
+"""Tokens that a turn may have here."""
+HEAD = """# Models
+
+Which causal language models of transformers {version} are trained exactly, and why the others are refused. This page is
+made by `python docs/make_models.py`.
+
+A run asks two things of a model before it starts. What it says of itself: layers that hand on a state, dropout, a loss
+of its routers, a window that turns may exceed. And what it computes: a few short turns with prefixes in common, laid
+out by the recipe's `layout`, must give the logits that transformers gives for a row each. An architecture that is not
+on this page is asked the same. A refusal is one line that says what to change, where something can be.
+"""
+EXACT = """
+## Trained
+
+Of each a small model with random parameters computed turns that share prefixes, branch and repeat.
+
+* *tree*, *packed*: relative error of the gradient of all parameters, against padded rows with transformers' own
+  attention, in float64. What a model rounds to float32 on its way (norms, routers, rotary embeddings) was kept in
+  float64 on both sides, so that what is left is the layout's own.
+* *engine*: the largest difference between a logprob that the in-process engine recorded when it sampled a token, and
+  that of a padded row, in float32. Where it says *fails* the learner is exact, but the engine cannot sample.
+* *up to*: longer turns do not fit the default window of its attention, and are refused.
+
+| architecture | tree | packed | engine | up to |
+|---|---|---|---|---|
+"""
+REFUSED = """
+## Refused
+
+Dropout and noise were set to 0 first, as their refusal asks for.
+
+| architecture | why |
+|---|---|
+"""
+UNTRIED = """
+## Not tried
+
+No small model of these could be made from their default configs.
+
+| architecture | why |
+|---|---|
+"""
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    # the same by other names
+    "d_model": 32,
+    "n_embd": 32,
+    "ffn_dim": 48,
+    "n_layer": 2,
+    "n_layers": 2,
+    "num_layers": 2,
+    "n_head": 4,
+    "n_heads": 4,
+    "n_positions": 256,
+    "word_embed_proj_dim": 32,
+    "rotary_dim": 8,
+    # experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_ffn_hidden_size": 16,
+    "expert_ffn_hidden_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    # keys and values through a bottleneck, values narrower than keys as in what was trained
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    # states
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "dots1": {"n_shared_experts": 1},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "zamba": {"layer_types": ["mamba", "hybrid"]},
+    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What single architectures need beside, or instead of, the sizes."""
+DROPOUTS = {
+    "attention_dropout",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "hidden_dropout",
+    "activation_dropout",
+    "dropout",
+    "residual_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "router_jitter_noise",
+}
+"""Set to 0, as the refusal of dropout asks for."""
+OTHERS = set(
+    "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small blt camembert data2vec-text "
+    "electra emu3 ernie fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git "
+    "got_ocr2 llama4 marian mbart megatron-bert mllama moshi musicgen musicgen_melody mvp pegasus phi4_multimodal "
+    "plbart prophetnet qwen3_5 qwen3_5_moe qwen4_exp reformer rembert roberta roberta-prelayernorm roc_bert roformer "
+    "trocr whisper xlm xlm-roberta xlm-roberta-xl xlnet xmod".split()
+)
+"""Not asked: decoders of translation models, encoders with a mask, and models of more than text, whose text model is
+asked under its own name."""
+
+
+class Wide(TorchDispatchMode):
+    """Keeps float64 where a model would go through float32, as norms, routers and rotary embeddings do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32 and args and isinstance(args[0], Tensor):
+            kwargs["dtype"] = torch.promote_types(args[0].dtype, torch.float32)
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one architecture."""
+
+    name: str
+    refused: str = ""
+    """Why, in the words of the refusal."""
+    untried: str = ""
+    """Why no small model of it could be made."""
+    tree: float = 0.0
+    """Relative error of the gradient against padded rows, in float64."""
+    packed: float = 0.0
+    engine: float = 0.0
+    """Largest difference of logprobs between the engine that sampled and padded rows, in float32; nan if it failed."""
+    reach: int = 0
+    """Tokens a turn may have in its default window; 0 for any number."""
+
+
+# ---------------------------------------------------------------- models
+
+
+def architectures() -> list[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in OTHERS]
+
+
+def small_model(name: str, **changes: Any) -> Any:
+    """A small model of an architecture, every parameter of it random: norms and biases too."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    kind = CONFIG_MAPPING[name]
+    known = kind()
+    settings = {key: value for key, value in SIZES.items() if is_set(known, key)}
+    settings |= {key: 0.0 for key in DROPOUTS if is_set(known, key)}
+    if "kv_lora_rank" in settings:
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(kind(**{**settings, **OWN.get(name, {}), **changes}))
+        if (count := sum(parameter.numel() for parameter in model.parameters())) > 10_000_000:
+            raise ValueError(f"it did not get smaller than {count} parameters")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+def is_set(config: Any, key: str) -> bool:
+    """Whether a config has a value for a key, and not one that it computes."""
+    return key in vars(config) or key in getattr(config, "attribute_map", {})
+
+
+# ---------------------------------------------------------------- what they compute
+
+
+def some_turns() -> list[Turn]:
+    """Two attempts that begin alike and part, one repeated turn, one with a window over its history, one alone."""
+    random = np.random.default_rng(0)
+    new = lambda size: random.integers(3, VOCABULARY, size)
+    task, said, heard, more = new(6), new(4), new(3), new(5)
+    first = np.concatenate([task, said, heard])
+    return [
+        turn(task, said),
+        turn(task, said),
+        turn(task, np.concatenate([said[:2], new(3)])),
+        turn(first, more),
+        turn(first, np.concatenate([more[:1], new(2)])),
+        turn(np.concatenate([first, more, new(4)]), new(6)),
+        turn(np.concatenate([task[:4], heard]), new(3)),
+        turn(new(9), new(2)),
+    ]
+
+
+def turn(prompt: Any, action: Any) -> Turn:
+    size = len(action)
+    return Turn(prompt, action, np.zeros(size), np.zeros(size), StopReason.length, 0.0, Message("assistant", ""))
+
+
+def padded(model: Any, turns: Sequence[Turn]) -> list[Tensor]:
+    """Logprobs of every turn's action as transformers computes them: a padded row per turn."""
+    sequences = [np.concatenate([turn.prompt, turn.action]) for turn in turns]
+    tokens = torch.zeros(len(turns), max(map(len, sequences)), dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, sequence in enumerate(sequences):
+        tokens[row, : len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
+        mask[row, : len(sequence)] = 1
+    table = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits.log_softmax(-1)
+    found = []
+    for row, turn in enumerate(turns):
+        part = table[row, len(turn.prompt) - 1 : len(turn.prompt) + len(turn.action) - 1]
+        found.append(part.gather(1, torch.from_numpy(turn.action.astype(np.int64))[:, None])[:, 0])
+    return found
+
+
+def laid_out(policy: Policy, turns: Sequence[Turn], layout: Layout) -> list[Tensor]:
+    [plan] = layout(turns, 10_000)
+    [(_, logprobs, _)] = policy.passes(plan)
+    found = [logprobs] * len(turns)
+    for place, part in zip(plan.turns, logprobs.tensor_split(plan.offsets[1:-1].tolist()), strict=True):
+        found[place] = part
+    return found
+
+
+def gradient(model: Any, logprobs: Sequence[Tensor]) -> Tensor:
+    """The gradient of a weighted sum by all parameters, end to end."""
+    factors = torch.randn(sum(map(len, logprobs)), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model.zero_grad()
+    (torch.cat(list(logprobs)) @ factors).backward()
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()])
+
+
+def gradient_errors(model: Any) -> list[float]:
+    """Of tree and packed against padded rows, in float64; the model goes through no float32 on the way."""
+    turns = some_turns()
+    model = copy.deepcopy(model).double()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the only one in float64
+    with Wide():
+        model.set_attn_implementation("eager")
+        wanted = gradient(model, padded(model, turns))
+        errors = []
+        for layout in (cut, pack):
+            policy = Policy(model, dtype=torch.float64, layout=layout, longest=LONGEST)
+            found = gradient(model, laid_out(policy, turns, layout))
+            errors.append(float((found - wanted).norm() / wanted.norm()))
+    return errors
+
+
+def engine_gap(model: Any) -> float:
+    """The largest difference between the logprobs an engine recorded when it sampled and those of padded rows."""
+    turns = some_turns()
+    stock = copy.deepcopy(model)
+    stock.set_attn_implementation("eager")
+    slots = SlotModel(model, slots=4, context=LONGEST, end_tokens=[], decode=str, dtype=torch.float32)
+    loop = asyncio.new_event_loop()
+    for place, turn in enumerate(turns):
+        slots.submit(Request(turn.prompt, Sampling(6), str(place), place, loop.create_future()))
+    done = []
+    while slots.busy:
+        done += slots.step()
+    loop.close()
+    sampled = [turn_of(request, completion) for request, completion in done]
+    with torch.no_grad():
+        wanted = torch.cat(padded(stock, sampled))
+    return float((torch.cat([torch.from_numpy(turn.logprobs.copy()) for turn in sampled]) - wanted).abs().max())
+
+
+def turn_of(request: Any, completion: Any) -> Turn:
+    return Turn(
+        request.prompt,
+        completion.tokens,
+        completion.logprobs,
+        completion.versions,
+        StopReason.length,
+        0.0,
+        Message("assistant", ""),
+    )
+
+
+def examine(name: str) -> Finding:
+    """What comes of an architecture: the check that a run makes, and what it computes if it passes."""
+    try:
+        model = small_model(name)
+    except Exception as error:
+        return Finding(name, untried=f"{type(error).__name__}: {error}".splitlines()[0][:80])
+    try:
+        Policy(model, longest=LONGEST)
+    except ValueError as error:
+        return Finding(name, refused=str(error))
+    tree, packed = gradient_errors(model)
+    try:
+        engine = engine_gap(model)
+    except Exception:
+        engine = np.nan
+    ends = [tokens for tokens, _ in reaches(model.config.get_text_config())]
+    return Finding(name, tree=tree, packed=packed, engine=engine, reach=min(ends, default=0))
+
+
+def line(finding: Finding) -> str:
+    """One row of a table."""
+    if told := finding.refused or finding.untried:
+        return f"| {finding.name} | {told} |"
+    engine = "fails" if np.isnan(finding.engine) else f"{finding.engine:.0e}"
+    return f"| {finding.name} | {finding.tree:.0e} | {finding.packed:.0e} | {engine} | {finding.reach or ''} |"
+
+
+def page(findings: Sequence[Finding]) -> str:
+    tables = {EXACT: [f for f in findings if not f.refused and not f.untried]}
+    tables |= {REFUSED: [f for f in findings if f.refused], UNTRIED: [f for f in findings if f.untried]}
+    parts = [HEAD.format(version=importlib.metadata.version("transformers"))]
+    parts += [head + "\n".join(map(line, rows)) + "\n" for head, rows in tables.items() if rows]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    found = []
+    for name in architectures():
+        found.append(examine(name))
+        print(line(found[-1]), flush=True)
+    Path(__file__).with_name("models.md").write_text(page(found))

@@ -1,0 +1,167 @@
+"""What is computed exactly: a model that would be trained on something else is refused before, with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnwise.learn.attention import NAME, attention_of, register, states_of
+from turnwise.plan.pack import pack
+from turnwise.plan.plan import Plan
+from turnwise.types import Message, StopReason, Turn
+
+Layout = Callable[[Sequence[Turn], int], list[Plan]]
+"""(turns, tokens per pass) -> plans."""
+
+WINDOWS = {"full_attention": "", "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Kinds of layers whose attention is full as long as a turn is within a window, and where a config has its size."""
+
+ROWS = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7], [0, 1, 8, 9, 10, 11], [9, 8, 2, 3, 4, 5], [0, 1, 8, 3, 7, 2]])
+"""Short turns that share prefixes of several lengths, and one that shares none."""
+
+TOLERANCE = 1e-4
+"""Of logits, relative to the largest. Rounding in float32 stays well below, another computation well above."""
+
+
+# ---------------------------------------------------------------- by what a model says of itself
+
+
+def check_model(model: Any, longest: float = math.inf) -> None:
+    """Refuse, with the reason, what is known not to be computed exactly for turns of up to `longest` tokens."""
+    config = model.config.get_text_config()
+    if kinds := layer_kinds(config) - WINDOWS.keys():
+        raise ValueError(
+            f"this model has {', '.join(sorted(kinds))} layers, and neither layout computes other than full attention"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise ValueError("this model hands a state from token to token; neither layout computes that exactly")
+    for name in ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ValueError(f"this model rescales its logits ({name}), which is not supported")
+    for name in noises(config, model):
+        raise ValueError(f"this model has dropout or noise ({name}); set every such value in its config.json to 0")
+    if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", None) != 0:
+        raise ValueError(
+            "this model adds a loss of its routers, which would change with the layout and is not computed; "
+            "set output_router_logits to false in its config.json"
+        )
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ValueError("this model's output layer has a bias, which is not supported")
+    for tokens, what in reaches(config):
+        if tokens < longest:
+            raise ValueError(
+                f"this model {what} {tokens} tokens, and neither layout computes longer turns exactly; "
+                f"set rollout.max_trajectory_tokens to {tokens} or less"
+            )
+
+
+def check_plan(model: Any, plan: Plan) -> None:
+    """Refuse a plan with a turn longer than the model computes exactly: demonstrations have lengths of their own."""
+    longest = int(plan.depth.max(initial=-1)) + 1
+    for tokens, what in reaches(model.config.get_text_config()):
+        if tokens < longest:
+            raise ValueError(f"this model {what} {tokens} tokens, and there is a turn of {longest}; leave it out")
+
+
+def layer_kinds(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ["full_attention"])
+
+
+def noises(config: Any, model: Any) -> Iterator[str]:
+    """What makes a training pass random, by name; heads of classifiers are not in the way of a token's logits."""
+    for name, value in config.to_dict().items():
+        random = any(word in name for word in ("dropout", "pdrop", "layerdrop", "jitter_noise"))
+        if random and not name.startswith(("classifier", "summary")) and isinstance(value, float) and value > 0:
+            yield f"{name} = {value:g}"
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and module.p > 0:
+            yield f"{name} drops {module.p:g}"
+
+
+def reaches(config: Any) -> Iterator[tuple[int, str]]:
+    """(tokens, what ends there) of everything that is exact for turns of so many tokens only."""
+    slides = not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True)
+    for name in sorted({WINDOWS[kind] for kind in ({"sliding_attention"} if slides else layer_kinds(config))}):
+        if name and getattr(config, name, None):
+            yield getattr(config, name), f"attends through a window ({name}) of"
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():
+        kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
+        if kind in ("dynamic", "longrope"):
+            original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
+            yield original or config.max_position_embeddings, f"has positions ({kind}) that all change beyond"
+
+
+# ---------------------------------------------------------------- by what it computes
+
+
+@torch.no_grad()
+def check_layout(model: Any, layout: Layout) -> None:
+    """Refuse an architecture that computes something else when turns are laid out together: a few short ones are
+    computed both ways. So a model is tried that says nothing of itself, and one that nobody has heard of."""
+    register()
+    turns = short_turns(model.config.get_text_config().vocab_size)
+    apart = logits_apart(model, turns)
+    model.set_attn_implementation(NAME)
+    if (off := difference(model, turns, layout, apart)) < TOLERANCE:
+        return
+    packed = layout is not pack and difference(model, turns, pack, apart) < TOLERANCE
+    raise ValueError(
+        f"{type(model).__name__} computes something else when turns are laid out together (relative difference "
+        f"{off:.1e})" + ('; set layout = "packed", with which it does not' if packed else ", so it cannot be trained")
+    )
+
+
+def short_turns(vocabulary: int) -> list[Turn]:
+    rows = (ROWS % vocabulary).astype(np.int32)
+    logprobs, versions = np.zeros(rows.shape[1] - 1, np.float32), np.zeros(rows.shape[1] - 1, np.int32)
+    said = Message("assistant", "")
+    return [Turn(row[:1], row[1:], logprobs, versions, StopReason.length, 0.0, said) for row in rows]
+
+
+def logits_apart(model: Any, turns: Sequence[Turn]) -> Tensor:
+    """[turns, actions, vocabulary] as transformers computes them, a row per turn, at the tokens of the actions."""
+    model.set_attn_implementation("eager")
+    rows = torch.from_numpy(np.stack([np.concatenate([turn.prompt, turn.action]) for turn in turns]))
+    logits: Tensor = model(input_ids=rows.long().to(model.device), use_cache=False).logits
+    return logits[:, 1:]
+
+
+def difference(model: Any, turns: Sequence[Turn], layout: Layout, apart: Tensor) -> float:
+    """The largest difference of logits, relative to the largest logit."""
+    [plan] = layout(turns, ROWS.size)
+    states = watched_states(model, plan)
+    nodes = torch.from_numpy(plan.action_nodes.reshape(len(turns), -1)).to(states.device)
+    found = states[nodes] @ model.get_output_embeddings().weight.T
+    wanted = apart[torch.from_numpy(plan.turns).to(apart.device)]
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def watched_states(model: Any, plan: Plan) -> Tensor:
+    """The last hidden states of a plan, by a model that was seen to leave the attention of every layer to us."""
+    name = type(model).__name__
+    inner = attention_of(plan, plan.stretches[0], model.device.type)
+    layers: list[int] = []
+
+    def attend(layer: int, *states: Any) -> Tensor:
+        layers.append(layer)
+        return inner(layer, *states)
+
+    if model.base_model is model:
+        raise ValueError(f"{name} does not name the part that computes hidden states, so it cannot be trained")
+    try:
+        states = states_of(model, plan, plan.stretches[0], attend)
+    except TypeError as error:  # a signature without room for it, in one layer or another
+        raise ValueError(
+            f"{name} does not hand on what its attention needs ({error}), so it cannot be trained"
+        ) from None
+    if not layers:
+        raise ValueError(f"{name} lets nobody else compute its attention, so it cannot be trained")
+    if len(layers) > len(set(layers)):
+        raise ValueError(f"{name} uses a layer more than once, which is not supported")
+    return states

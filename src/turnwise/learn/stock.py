@@ -1,0 +1,79 @@
+"""A model as transformers computes it: padded rows, its own attention, whole logits. Plans are measured against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnwise.plan.rows import Rows, length, pad
+from turnwise.types import Turn
+
+LOGITS = 1 << 26
+"""Elements of whole logits at a time."""
+
+
+@contextmanager
+def stock_attention(model: Any) -> Iterator[None]:
+    """The model with the attention that transformers ships."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def stock_passes(
+    model: Any, turns: Sequence[Turn], tokens_per_pass: int, temperature: float
+) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+    """(which turns, logprobs, entropies of all their action tokens, turn after turn) of every padded batch.
+
+    The model must have its own attention meanwhile, also while what is made of a pass is differentiated.
+    """
+    for rows in pad(turns, min(tokens_per_pass, LOGITS // model.config.get_text_config().vocab_size)):
+        tokens, mask = (torch.from_numpy(array) for array in rows.fill_in(turns))
+        logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        table = (logits / temperature).log_softmax(-1)
+        places = [
+            (row, place)
+            for row, turn in enumerate(rows.turns)
+            for place in range(len(turns[turn].prompt), length(turns[turn]))
+        ]
+        row, place = torch.tensor(places).T
+        # A token is predicted by the token before it.
+        chosen = table[row, place - 1]
+        logprobs = chosen.gather(1, tokens[row, place][:, None])[:, 0]
+        yield rows, logprobs, -(chosen.exp() * chosen).sum(-1)
+
+
+def exact_norms(model: Any) -> bool:
+    """Let a model's RMS norms compute in the dtype they are given, where transformers goes through float32.
+
+    False where one has another formula than the usual: it is left as it is, and float64 is then no better inside it
+    than float32.
+    """
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    usual = [norm for norm in norms if is_usual(norm)]
+    for norm in usual:
+        norm.forward = MethodType(rms_norm, norm)
+    return len(usual) == len(norms)
+
+
+@torch.no_grad()
+def is_usual(norm: Any) -> bool:
+    """Whether a norm computes what `rms_norm` does, up to rounding."""
+    if not hasattr(norm, "weight") or not hasattr(norm, "variance_epsilon"):
+        return False
+    given = torch.linspace(-1.0, 1.0, len(norm.weight), dtype=norm.weight.dtype)
+    return torch.allclose(norm(given), rms_norm(norm, given), rtol=1e-4, atol=1e-6)
+
+
+def rms_norm(norm: Any, hidden: Tensor) -> Tensor:
+    scaled = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    out: Tensor = norm.weight * scaled
+    return out

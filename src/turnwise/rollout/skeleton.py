@@ -1,0 +1,51 @@
+"""Skeletons of messages: all of a message that a chat template can tell apart from another, and nothing else.
+
+Two conversations with the same skeleton are treated alike by the template, so that what holds for one need not be
+tried on the other.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from turnwise.types import Message, ToolCall
+
+TAG = re.compile(r"</?[^<>\s'\"{}]{1,64}>|\[/?[A-Za-z_]{1,32}\]")
+TESTED = re.compile(
+    r"""(?:startswith|endswith|split|replace)\(\s*(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")"""
+    r"""|(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")\s+(?:not\s+)?in\b"""
+)
+
+
+class Skeletons:
+    """Skeletons for one template: tags and strings that its source mentions stay, and white space at their edges.
+
+    Example:
+        "<think>\\nwell, well\\n</think>\\n\\nget amber" becomes "<think>\\nx\\n</think>\\n\\nx"
+    """
+
+    def __init__(self, source: str) -> None:
+        marks = set(TAG.findall(source)) | {"<think>", "</think>"}
+        marks |= {text for groups in TESTED.findall(source) for text in groups if text.strip()}
+        self.marks = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
+        self.of = lru_cache(maxsize=8192)(self.message)
+
+    def message(self, message: Message) -> Message:
+        """The skeleton of a message."""
+        calls = tuple(ToolCall("f", {"x": "x"} if call.arguments else {}) for call in message.calls)
+        return Message(message.role, self.text(message.content), self.text(message.thinking), calls)
+
+    def text(self, text: str) -> str:
+        made = []
+        place = 0
+        for mark in self.marks.finditer(text):
+            made += [shortened(text[place : mark.start()]), mark[0]]
+            place = mark.end()
+        return "".join([*made, shortened(text[place:])])
+
+
+def shortened(text: str) -> str:
+    """A letter in place of all text but the white space around it."""
+    words = text.strip()
+    return text.replace(words, "x", 1) if words else text

@@ -1,0 +1,231 @@
+"""Tool calls: what a model wrote, read into structure, and structure written as a model would.
+
+A format reads an action's text into a message with thinking, content and calls. What a model writes is hostile input:
+reading never raises, and what cannot be read becomes a message whose `fault` tells the model what to write instead.
+Faults quote nothing of what the model wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.types import Message, ToolCall
+
+DEEPEST = 32
+"""Levels of nesting in the arguments of a call."""
+LARGEST = 2**63
+NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+SPACE = re.compile(r"\s*")
+
+THINK, CLOSED = "<think>", "</think>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+HERMES_CALL = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+LLAMA_CALL = '{"name": ..., "parameters": {...}}'
+
+
+class Fault(Exception):
+    """What is wrong with a message, in a line for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How calls are written in text."""
+
+    read: Callable[[str], Message]
+    """The message a text means; raises Fault."""
+    write: Callable[[Message], str] | None = None
+    """The text of a message's content and calls; None where only a chat template can write them."""
+    clean: Callable[[str], str] = lambda text: text
+    """A text that could not be read, without what a chat template would take for its own."""
+
+    def parse(self, text: str) -> Message:
+        """The message a text means, or the text itself with its fault."""
+        try:
+            return self.read(text)
+        except Fault as fault:
+            return Message("assistant", self.clean(text), fault=str(fault))
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Fault("an object has the same key twice")
+    return found
+
+
+def whole_number(text: str) -> int:
+    if len(text) > 20 or not -LARGEST <= (number := int(text)) < LARGEST:
+        raise Fault("a whole number has more than 64 bits")
+    return number
+
+
+def real_number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise Fault("a number is too large")
+    return number
+
+
+def no_number(text: str) -> Any:
+    raise Fault(f"{text} is not JSON")
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=unique, parse_int=whole_number, parse_float=real_number, parse_constant=no_number
+)
+
+
+def read_json(text: str, place: int) -> tuple[Any, int]:
+    """(the JSON value that begins at `place`, where it ends)."""
+    try:
+        value, end = DECODER.raw_decode(text, skip_space(text, place))
+        check_value(value)
+    except json.JSONDecodeError as error:
+        raise Fault(f"it is not JSON: {error.msg}, at character {error.pos - place}") from None
+    except RecursionError:
+        raise Fault("it is nested too deeply") from None
+    return value, skip_space(text, end)
+
+
+def skip_space(text: str, place: int) -> int:
+    found = SPACE.match(text, place)
+    return found.end() if found else place
+
+
+def check_value(value: Any) -> None:
+    """Refuse depth that other code would stumble over, and strings that are no text."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item)
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+            elif isinstance(item, str) and not is_text(item):
+                raise Fault("a string has half of a surrogate pair")
+        if not inner:
+            return
+        level = inner
+    raise Fault("it is nested too deeply")
+
+
+def is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def make_call(name: Any, arguments: Any, key: str) -> ToolCall:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise Fault('"name" must be the name of a tool: letters, digits, "_", "-" and "."')
+    if not isinstance(arguments, dict):
+        raise Fault(f'"{key}" must be an object, {{}} if there is nothing to give')
+    return ToolCall(name, arguments)
+
+
+def call_text(call: ToolCall, key: str) -> str:
+    return f'{{"name": "{call.name}", "{key}": {call.text}}}'
+
+
+# ---------------------------------------------------------------- Hermes and Qwen
+
+
+def read_hermes(text: str) -> Message:
+    """Text with any number of <tool_call>{"name": ..., "arguments": {...}}</tool_call> in it."""
+    thinking, rest = split_thinking(text)
+    calls: list[ToolCall] = []
+    outside: list[str] = []
+    place = 0
+    while (start := rest.find(OPEN, place)) >= 0:
+        outside.append(rest[place:start])
+        call, place = read_tagged(rest, start + len(OPEN))
+        calls.append(call)
+    outside.append(rest[place:])
+    if any(CLOSE in part for part in outside):
+        raise Fault(f"{CLOSE} closes nothing; write a call as {HERMES_CALL}")
+    if not calls:
+        return Message("assistant", rest, thinking)
+    first, *others = outside
+    # White space around calls is the template's to write.
+    spoken = [part for part in (first.rstrip(), *(other.strip() for other in others)) if part]
+    return Message("assistant", "\n".join(spoken), thinking, tuple(calls))
+
+
+def read_tagged(text: str, place: int) -> tuple[ToolCall, int]:
+    """(the call whose JSON begins at `place`, where its closing tag ends)."""
+    try:
+        value, end = read_json(text, place)
+        if not isinstance(value, dict) or not {"name", "arguments"} <= value.keys():
+            raise Fault('a call is an object with "name" and "arguments"')
+        if not text.startswith(CLOSE, end):
+            raise Fault(f"a call must be closed with {CLOSE}, with nothing between")
+        return make_call(value["name"], value["arguments"], "arguments"), end + len(CLOSE)
+    except Fault as fault:
+        raise Fault(f"a tool call could not be read: {fault}; write {HERMES_CALL}") from None
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """(thinking, the rest) of a text that may begin with <think>...</think>, whose first tag the prompt may have."""
+    inside, tag, rest = text.partition(CLOSED)
+    opened = inside.lstrip().startswith(THINK)
+    if not tag and opened:
+        raise Fault(f"the thinking does not end; close it with {CLOSED} and then answer")
+    if not tag or (not opened and OPEN in inside):
+        return "", text
+    return (inside.lstrip().removeprefix(THINK) if opened else inside).strip("\n"), rest.lstrip("\n")
+
+
+def join_thinking(thinking: str, content: str) -> str:
+    """Inverse of `split_thinking`, as templates write it."""
+    return f"{THINK}\n{thinking}\n{CLOSED}\n\n{content}" if thinking else content
+
+
+def write_hermes(message: Message) -> str:
+    calls = [f"{OPEN}\n{call_text(call, 'arguments')}\n{CLOSE}" for call in message.calls]
+    return "\n".join([message.content, *calls] if message.content else calls)
+
+
+# ---------------------------------------------------------------- Llama
+
+
+def read_llama(text: str) -> Message:
+    """Nothing but {"name": ..., "parameters": {...}}, several separated by ";", after an optional <|python_tag|>."""
+    body = text.strip()
+    tagged = body.startswith(PYTHON_TAG)
+    body = body.removeprefix(PYTHON_TAG)
+    if not tagged and not re.match(r'\{\s*"', body):
+        return Message("assistant", text)
+    calls: list[ToolCall] = []
+    place = 0
+    try:
+        while True:
+            value, place = read_json(body, place)
+            parameters = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
+            if not isinstance(value, dict) or "name" not in value:
+                if not tagged and not calls and place == len(body):
+                    return Message("assistant", text)  # an answer that is JSON
+                raise Fault('a call is an object with "name" and "parameters"')
+            calls.append(make_call(value["name"], parameters, "parameters"))
+            if place == len(body):
+                return Message("assistant", "", calls=tuple(calls))
+            if body[place] != ";":
+                raise Fault("nothing may follow a call but another, after a semicolon")
+            place += 1
+    except Fault as fault:
+        raise Fault(f"a tool call could not be read: {fault}; write {LLAMA_CALL} and nothing else") from None
+
+
+def write_llama(message: Message) -> str:
+    return "; ".join(call_text(call, "parameters") for call in message.calls) or message.content

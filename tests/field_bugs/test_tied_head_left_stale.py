@@ -1,0 +1,134 @@
+"""A weight sync that worked, and left a tied head stale.
+
+Elsewhere embedding and output layer of the policy were one tensor, which the learner therefore published once. The
+engine had made two of it. Every sync reported success and refreshed the embedding, while tokens were still drawn with
+the output layer of the first version: a policy that nobody trained, and ratios that meant nothing.
+"""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+from acting import byte_tokenizer, run
+from turnwise import build as building
+from turnwise.config import parse_recipe
+from turnwise.engines.slots import SlotEngine, SlotModel
+from turnwise.envs.base import Reply
+from turnwise.learn.tiny import build_model
+from turnwise.loop import Progress, train
+from turnwise.schedule.take import RunStopped
+from turnwise.types import Message, Task
+
+STEPS = 4
+
+
+class Mood:
+    """An environment that pays by whim, so that every step has something to learn."""
+
+    @staticmethod
+    def tasks(split, seed):
+        return [Task(f"{split}-{number}", "mood") for number in range(8)]
+
+    async def open(self, task):
+        return Reply((Message("user", task.id),))
+
+    async def step(self, message):
+        return Reply((Message("user", "on"),), reward=float(len(message.content) % 2))
+
+    async def close(self):
+        return None
+
+
+RECIPE = {
+    "steps": STEPS,
+    "groups_per_step": 4,
+    "env": {"name": f"{__name__}:Mood"},
+    "rollout": {
+        "attempts": 4,
+        "max_turns": 2,
+        "max_prompt_tokens": 90,
+        "max_action_tokens": 5,
+        "max_trajectory_tokens": 100,
+    },
+    "optimizer": {"learning_rate": 1e-3},
+    "loss": {"name": "ppo_clip", "anchor": "engine"},
+}
+
+
+class TwoTensors(SlotModel):
+    """A model whose output layer is a copy of the embedding, and not the embedding itself."""
+
+    def __init__(self, model, **settings):
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        super().__init__(model, **settings)
+
+
+class StaleHead(TwoTensors):
+    """Loads everything but the output layer: it is tied, so it comes with the embedding."""
+
+    def load(self, weights, version):
+        super().load({**weights, "lm_head.weight": self.model.get_output_embeddings().weight.detach()}, version)
+
+
+async def trained(kind, gap_limit):
+    """The steps of a run whose engine has weights of its own, by their gaps between engine and learner."""
+    tokenizer = byte_tokenizer()
+    model = build_model(tokenizer, hidden=32, layers=1, context=100, seed=0)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+    def engine_of(recipe, model, renderer, version):
+        slot_model = kind(
+            copy.deepcopy(model),
+            slots=16,
+            context=100,
+            end_tokens=[renderer.end_token],
+            decode=renderer.decode,
+            dtype=torch.float32,
+            version=version,
+        )
+        return SlotEngine(slot_model, run=building.inline, shares_weights=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "engine_of", engine_of)
+        parts = building.build(parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test"), model, tokenizer)
+    gaps = []
+
+    async def after(progress, metrics, records):
+        gaps.append(metrics["gap/mean"])
+
+    loop = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
+    try:
+        await train(*loop)
+    except RunStopped as stopped:
+        raise AssertionError(f"stopped after step {len(gaps)}: {stopped}") from stopped
+    finally:
+        await parts.engine.close()
+    return gaps
+
+
+def check_a_run_goes_through(kind, gap_limit=0.0):
+    """A run is not stopped, because its engine draws with the weights that are trained."""
+    gaps = run(trained(kind, gap_limit))
+    assert len(gaps) == STEPS
+    return gaps
+
+
+@pytest.mark.parametrize("kind", [SlotModel, TwoTensors])
+def test_an_engine_that_loads_everything_is_in_step(kind):
+    assert max(check_a_run_goes_through(kind)) < 1e-5
+
+
+def test_a_stale_head_is_caught_at_the_first_step_after_the_load():
+    with pytest.raises(AssertionError, match="stopped after step 2: the engine's logprobs differ from the learner's"):
+        check_a_run_goes_through(StaleHead)
+
+
+def test_a_stale_head_goes_unnoticed_where_nobody_compares():
+    """And drifts further away with every load."""
+    first, *others = check_a_run_goes_through(StaleHead, gap_limit=1e9)
+    assert first < 1e-5
+    assert others == sorted(others)
+    assert others[0] > 1e-3

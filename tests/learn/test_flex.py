@@ -1,0 +1,159 @@
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import turnwise.learn.attention
+from making import make_turn, make_turns
+from plan.tries import random_turns
+from turnwise.learn.attention import PackedAttention, attention_of
+from turnwise.learn.blocks import BlockAttention, Relay
+from turnwise.learn.flex import TILE, FlexAttention, block_mask, tiles
+from turnwise.plan.cut import cut
+from turnwise.plan.pack import pack
+from turnwise.plan.tree import tree
+
+
+def random_tree(seed, num_turns=8, size=120, prefix=0):
+    """A tree of a few hundred nodes below a prefix that all turns share; chains of all lengths branch off."""
+    turns = random_turns(Random(seed), num_turns, size, 1, range(9))
+    return tree([make_turn([*range(prefix), *turn.prompt], turn.action) for turn in turns])
+
+
+def chain(size):
+    return np.full(size, size, np.int32)
+
+
+def rows_of(counts, indices):
+    return [set(row[:count].tolist()) for row, count in zip(indices[0, 0], counts[0, 0].tolist(), strict=True)]
+
+
+def assert_as_torch_has_it(exits):
+    """Tile by tile what torch finds when it looks at every pair, for the forward pass and for the backward pass."""
+    ours = block_mask(exits, "cpu")
+    theirs = create_block_mask(ours.mask_mod, 1, 1, len(exits), len(exits), device="cpu", BLOCK_SIZE=TILE)
+    assert ours.seq_lengths == theirs.seq_lengths
+    assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    for side in ("kv", "full_kv", "q", "full_q"):
+        one, other = (
+            rows_of(getattr(mask, f"{side}_num_blocks"), getattr(mask, f"{side}_indices")) for mask in (ours, theirs)
+        )
+        assert one == other, side
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    num_turns=st.integers(1, 12),
+    size=st.sampled_from([3, 40, 120, 250]),
+    prefix=st.sampled_from([0, 130, 512, 700]),
+)
+def test_tiles_of_trees_are_those_that_torch_finds(seed, num_turns, size, prefix):
+    assert_as_torch_has_it(random_tree(seed, num_turns, size, prefix).exit)
+
+
+@pytest.mark.parametrize("size", [1, 2, TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 37, 4 * TILE])
+def test_tiles_of_chains_are_those_that_torch_finds(size):
+    assert_as_torch_has_it(chain(size))
+    assert_as_torch_has_it(np.arange(1, size + 1, dtype=np.int32))
+    packed = pack(make_turns([(size, 1), (5, 2), (size, 3), (TILE, TILE)], growing=False), 10_000)
+    assert_as_torch_has_it(packed[0].exit)
+
+
+@pytest.mark.parametrize("end", [TILE - 1, TILE, TILE + 1, 2 * TILE - 1, 2 * TILE, 2 * TILE + 1])
+def test_subtrees_that_end_at_the_border_of_a_tile(end):
+    """Two chains, of which the first ends a token before a border, at it, or a token after."""
+    assert_as_torch_has_it(np.repeat([end, 300], [end, 300 - end]).astype(np.int32))
+
+
+def test_the_trees_above_have_full_tiles_partial_ones_and_empty_ones():
+    masked, full = tiles(random_tree(3, 12, 120, 512).exit)
+    lower = len(full) * (len(full) + 1) // 2
+    assert full.sum() > 5
+    assert masked.sum() > 5
+    assert masked.sum() + full.sum() < lower
+    assert not (masked & full).any()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_attention_equals_that_of_blocks(heads):
+    torch._dynamo.reset()
+    for plan, scaling in ((random_tree(3), None), (random_tree(5, 3, 20), 0.3), (random_tree(7), 0.3)):
+        random = torch.Generator().manual_seed(plan.num_tokens)
+        shapes = [(1, count, plan.num_tokens, 16) for count in (heads[0], heads[1], heads[1])]
+        states = [torch.randn(shape, generator=random) for shape in shapes]
+        found = FlexAttention(plan.exit, "cpu")(0, *states, scaling)
+        wanted = BlockAttention(plan.stretches[0].blocks)(0, *states, scaling)
+        assert found.shape == wanted.shape == (1, plan.num_tokens, heads[0], 16)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_one_compilation_serves_plans_of_every_size():
+    """And another one those of a single tile: so it is compiled twice in a run, and not for every plan."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    kernel = torch.compile(flex_attention, dynamic=True, backend=counter)
+    counts = []
+    for plan in [random_tree(seed, 8, 90) for seed in (3, 5, 7, 8)] + [random_tree(5, 2, 20)] * 2 + [random_tree(3)]:
+        attend = FlexAttention(plan.exit, "cpu")
+        attend.kernel = kernel
+        states = [torch.randn(1, 5, plan.num_tokens, 16) for _ in range(3)]
+        wanted = BlockAttention(plan.stretches[0].blocks)(0, *states, 0.3)
+        torch.testing.assert_close(attend(0, *states, 0.3), wanted, rtol=1e-5, atol=1e-5)
+        counts.append((-(-plan.num_tokens // TILE), counter.frame_count))
+    assert len({size for size, _ in counts}) > 3
+    assert [count - counts[0][1] for _, count in counts] == [0, 0, 0, 0, 1, 1, 1]
+
+
+# ---------------------------------------------------------------- which attention a plan gets
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What FlexAttention was asked for: there is no GPU to make one on."""
+    asked = []
+    monkeypatch.setattr(turnwise.learn.attention, "FlexAttention", lambda exits, device: asked.append((exits, device)))
+    return asked
+
+
+def test_a_tree_on_a_gpu_is_computed_by_one_kernel(made):
+    plan = random_tree(3)
+    attention_of(plan, plan.stretches[0], "cuda")
+    [(exits, device)] = made
+    assert exits is plan.exit
+    assert device == "cuda"
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_what_shares_nothing_is_packed_attention_on_any_device(made, device):
+    [plan] = pack(make_turns([(3, 2), (4, 3)], growing=False), 100)
+    assert isinstance(attention_of(plan, plan.stretches[0], device), PackedAttention)
+    assert made == []
+
+
+def test_a_tree_on_mps_is_refused(made):
+    plan = random_tree(3)
+    with pytest.raises(ValueError, match=r'^shared prefixes are not computed on mps; set layout = "packed"$'):
+        attention_of(plan, plan.stretches[0], "mps")
+
+
+def test_a_plan_of_several_passes_is_refused_off_the_cpu(made):
+    turns = make_turns([(30, 5), (4, 3)])
+    [plan] = cut(turns, 12)
+    assert len(plan.stretches) > 1
+    relay = Relay(plan.num_tokens)
+    with pytest.raises(
+        ValueError, match=r"^a turn of 42 tokens does not fit in one pass.* raise tokens_per_pass to 42$"
+    ):
+        attention_of(plan, plan.stretches[0], "cuda", relay)
+    assert isinstance(attention_of(plan, plan.stretches[0], "cpu", relay), BlockAttention)
+    [whole] = cut(turns, 42)
+    attention_of(whole, whole.stretches[0], "cuda")
+    assert len(made) + (not whole.stretches[0].blocks.rectangles) == 1
