@@ -37,10 +37,11 @@ import torch
 
 from turnwise.learn import policy as policies
 from turnwise.learn.blocks import Relay
-from turnwise.learn.learner import Learner, OptimizerSettings
+from turnwise.learn.learner import Learner
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
+from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.balance import Cost, balance
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -154,7 +155,7 @@ def make_learner(size: str, positions: int = 65536) -> Learner:
         **shape,
     )
     learner = Learner(Policy(Qwen3ForCausalLM(config)), OptimizerSettings(1e-4), lambda update: 1.0)
-    learner.step = lambda *arguments: {}  # type: ignore[method-assign]  # the optimizer costs the same for all layouts
+    learner.stepper.step = lambda *arguments: {}  # type: ignore[method-assign]  # costs the same for all layouts
     return learner
 
 

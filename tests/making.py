@@ -126,8 +126,9 @@ def exact_norms(model):
 def make_learner(
     model, *, learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0, schedule=lambda update: 1.0, **policy
 ):
-    from turnwise.learn.learner import Learner, OptimizerSettings
+    from turnwise.learn.learner import Learner
     from turnwise.learn.policy import Policy
+    from turnwise.learn.stepper import OptimizerSettings
 
     settings = OptimizerSettings(learning_rate, betas, weight_decay=0.01, clip_norm=clip_norm)
     return Learner(Policy(model, **policy), settings, schedule)

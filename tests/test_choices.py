@@ -35,7 +35,7 @@ REFUSED = [
     ({"credit": {"name": "reinforce_pp", "kl": 0.1}}, "credit.kl: credit reinforce_pp takes no such setting"),
     ({"credit": {"name": "distill"}}, "credit distill needs teacher = FOLDER"),
     ({"teacher": "."}, "credit grpo would ignore the teacher"),
-    ({"credit": {"name": "gae"}}, "needs values from a critic"),
+    ({"critic": {"clip": 0.1}}, "credit grpo would ignore the critic"),
     ({"correction": {"cap": 3.0}}, 'cap is ignored with truncate = "off"'),
     ({"correction": {"truncate": "token", "scope": "turn"}}, "scope is ignored without"),
     ({"correction": {"token_band": [2.0, 0.5]}}, "write two bounds, 0 <= low < high"),

@@ -28,11 +28,13 @@ from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots import SlotEngine, SlotModel
 from turnwise.envs.base import Environment
-from turnwise.learn.learner import Learner, OptimizerSettings
+from turnwise.learn.critic import Critic, ValueModel
+from turnwise.learn.learner import Learner
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
-from turnwise.learn.schedules import schedule
+from turnwise.learn.schedules import Schedule, schedule
+from turnwise.learn.stepper import OptimizerSettings
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.loop import Settings, Stages
 from turnwise.plan.cut import cut
@@ -243,28 +245,45 @@ def learner_of(
     optimizer: config.Optimizer,
     updates: int,
     frozen: Mapping[str, Any] = MappingProxyType({}),
+    critic: Critic | None = None,
 ) -> Learner:
     """The learner of a model, with frozen ones beside it by the name of what they score."""
     made = {name: policy_of(recipe, beside.requires_grad_(False)) for name, beside in frozen.items()}
+    return Learner(policy_of(recipe, model), *stepping(optimizer, updates), made, critic)
+
+
+def stepping(optimizer: config.Optimizer, updates: int) -> tuple[OptimizerSettings, Schedule]:
     settings = OptimizerSettings(optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.clip_norm)
-    return Learner(policy_of(recipe, model), settings, schedule(optimizer.schedule, optimizer.warmup, updates), made)
+    return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
+
+
+def critic_of(recipe: Recipe, model: Any) -> Critic | None:
+    """A critic that starts as a copy of the model, where the recipe needs one."""
+    if "values" not in choices.needs(recipe):
+        return None
+    values = ValueModel(copy.deepcopy(model), **how_computed(recipe, model))
+    updates = recipe.steps * recipe.updates_per_step
+    return Critic(values, *stepping(recipe.critic.optimizer, updates), clip=recipe.critic.clip)
 
 
 def policy_of(recipe: Recipe, model: Any) -> Policy:
+    return Policy(model, temperature=recipe.sampling.temperature, **how_computed(recipe, model))
+
+
+def how_computed(recipe: Recipe, model: Any) -> dict[str, Any]:
+    """What a policy and a critic have in common: how they compute plans."""
     longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
     if device != "cpu" and recipe.tokens_per_pass < longest:
         raise ValueError(
             f"tokens_per_pass = {recipe.tokens_per_pass} cannot hold a turn of rollout.max_trajectory_tokens = "
             f"{longest}, and only a CPU computes one in several passes; raise it"
         )
-    return Policy(
-        model,
-        dtype=DTYPES[recipe.model.dtype],
-        temperature=recipe.sampling.temperature,
-        layout=LAYOUTS[recipe.layout],
-        longest=longest,
-        checkpointing=recipe.model.checkpointing,
-    )
+    return {
+        "dtype": DTYPES[recipe.model.dtype],
+        "layout": LAYOUTS[recipe.layout],
+        "longest": longest,
+        "checkpointing": recipe.model.checkpointing,
+    }
 
 
 def frozen_models(recipe: Recipe, tokenizer: Any, start: Callable[[], Any]) -> dict[str, Any]:
@@ -351,7 +370,8 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0, start: Call
     check(recipe)
     renderer = renderer_of(recipe, model, tokenizer)
     frozen = frozen_models(recipe, tokenizer, start or (lambda: copy.deepcopy(model)))
-    learner = learner_of(recipe, model, recipe.optimizer, recipe.steps * recipe.updates_per_step, frozen)
+    updates = recipe.steps * recipe.updates_per_step
+    learner = learner_of(recipe, model, recipe.optimizer, updates, frozen, critic_of(recipe, model))
     engine = engine_of(recipe, model, renderer, step)
     batches = batches_of(recipe)
     practice = practice_of(recipe, engine, renderer, batches)
@@ -366,6 +386,7 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0, start: Call
         plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
         estimate=choices.estimate_of(recipe),
         correct=choices.correct_of(recipe),
+        targets=choices.targets_of(recipe),
         weigh=choices.weighting_of(recipe),
         anchor=choices.ratio_of(recipe).compare,
         objective=choices.objective_of(recipe),
@@ -418,6 +439,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
         estimate=imitate,
         correct=choices.uncorrected,
+        targets=None,
         weigh=token_mean,
         anchor=of_tokens,
         objective=Objective(likelihood),

@@ -16,7 +16,7 @@ from turnwise import config
 from turnwise.config import Recipe
 from turnwise.credit.charge import charged
 from turnwise.credit.correction import Correction
-from turnwise.credit.estimators import BY_TOKEN, COMPARE_ATTEMPTS, ESTIMATORS, NEEDS, Credit
+from turnwise.credit.estimators import BY_TOKEN, COMPARE_ATTEMPTS, ESTIMATORS, NEEDS, Credit, critic_targets
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
 from turnwise.credit.scope import Anchor, PerTurn, of_sequences, of_tokens
@@ -54,8 +54,8 @@ def check(recipe: Recipe) -> None:
 def check_credit(recipe: Recipe) -> None:
     name = recipe.credit.name
     ESTIMATORS[name]([], {}, **estimator_arguments(recipe))  # settings out of range are refused here
-    if "values" in NEEDS.get(name, ()):
-        raise ValueError(f"credit {name} needs values from a critic, which no recipe can name yet")
+    if recipe.critic.changed and "values" not in NEEDS.get(name, ()):
+        raise ValueError(f"credit {name} would ignore the critic; use credit gae, or remove [critic]")
     if ("teacher" in NEEDS.get(name, ())) != bool(recipe.teacher):
         lacks = "needs teacher = FOLDER" if not recipe.teacher else "would ignore the teacher; remove it"
         raise ValueError(f"credit {name} {lacks}")
@@ -135,6 +135,15 @@ def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
     if recipe.credit.name in BY_TOKEN:
         return lambda groups, scores: estimate(pay(groups), scores, kl=kl)
     return lambda groups, scores: estimate(charged(pay(groups), scores, kl), scores)
+
+
+def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
+    """What the critic learns, where there is one: gae's own settings without those of whitening."""
+    if "values" not in NEEDS.get(recipe.credit.name, ()):
+        return None
+    arguments = {name: value for name, value in estimator_arguments(recipe).items() if name != "whiten"}
+    pay, kl = TRUNCATIONS[recipe.rollout.truncated].pay, recipe.kl.coefficient if charges_kl(recipe) else 0.0
+    return lambda groups, scores: critic_targets(pay(groups), scores, kl=kl, **arguments)
 
 
 def weighting_of(recipe: Recipe) -> Weighting:

@@ -259,6 +259,22 @@ class Optimizer(Section):
     """Updates over which the learning rate rises linearly."""
 
 
+class CriticOptimizer(Optimizer):
+    """AdamW for the critic, with a default of its own."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+
+
+class Critic(Section):
+    """The critic of credit gae: a copy of the policy at the start, with a value head, trained on the same plans."""
+
+    clip: float = Field(0.2, gt=0)
+    """How far a value may move from what it was before the step before its error stops shrinking."""
+    optimizer: CriticOptimizer = CriticOptimizer()
+    """Optimizer of the critic."""
+
+
 class Evaluation(Section):
     """Held-out attempts, by the same agent loop."""
 
@@ -381,6 +397,8 @@ class Recipe(Section):
     """Off-policy correction."""
     teacher: str = ""
     """A folder that transformers can load: the model that credit distill learns from."""
+    critic: Critic = Critic()
+    """What credit gae learns values with."""
     optimizer: Optimizer = Optimizer()
     """AdamW and its schedule."""
     evaluation: Evaluation = Evaluation()

@@ -78,6 +78,8 @@ class Stages:
     plan: Callable[[Sequence[Turn]], list[Plan]]
     estimate: Callable[[Sequence[Group], Mapping[str, Any]], Credit]
     correct: Correct
+    targets: Callable[[Sequence[Group], Mapping[str, Any]], Credit] | None
+    """What a critic shall learn; None where there is none."""
     weigh: Callable[[Sequence[Group]], Weights]
     anchor: Anchor
     objective: Objective
@@ -175,6 +177,7 @@ def train_step(
     try:
         credit = stages.estimate(taken.kept, {name: flat(scores[name]) for name in scores})
         corrected, measured = stages.correct(taken.kept, credit, flat(scores.get("old", [])))
+        targets = stages.targets(taken.kept, {name: flat(scores[name]) for name in scores}) if stages.targets else None
     except ValueError as error:  # values that an estimator is not made for; nothing has been updated yet
         raise RunStopped(str(error)) from error
     credits = split_by(corrected, [len(batch) for batch in turns])
@@ -189,6 +192,9 @@ def train_step(
                 now = partial(learner.score, plan, len(turns[index])) if moved else partial(same, old)
                 told["old"] = stages.anchor(batches[index], old, now)
             metrics, logprobs = learner.update(plan, credits[index], weights[index], told, stages.objective)
+            if targets is not None:
+                learn = split_by(targets, [len(batch) for batch in turns])[index]
+                metrics |= learner.update_critic(plan, learn, weights[index], scores["values"][index])
             if not logged:
                 sampled_gap = gap(turns[index], logprobs, version)
             logged.append(metrics)

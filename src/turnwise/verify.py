@@ -16,10 +16,11 @@ from turnwise import choices
 from turnwise.build import policy_of, set_threads
 from turnwise.config import Recipe
 from turnwise.credit.scope import PerTurn
-from turnwise.learn.learner import Learner, OptimizerSettings
+from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy, load_model
 from turnwise.learn.schedules import schedule
+from turnwise.learn.stepper import OptimizerSettings, Stepper
 from turnwise.learn.stock import exact_norms, stock_attention, stock_passes
 from turnwise.past import Past
 from turnwise.plan.cut import cut
@@ -294,6 +295,11 @@ class Scales(Learner):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
+        self.stepper = Bystander(policy.model.parameters(), OptimizerSettings(0.0), schedule("constant", 0, 1))
+
+
+class Bystander(Stepper):
+    """Leaves parameters and gradients as they are."""
 
     def step(self, finite: bool, idle: bool) -> dict[str, float]:
         return {}

@@ -8,7 +8,8 @@ import torch
 from making import make_turn
 from turnwise import choices
 from turnwise.config import parse_recipe
-from turnwise.learn.learner import Learner, OptimizerSettings
+from turnwise.learn.learner import Learner
+from turnwise.learn.stepper import OptimizerSettings
 from turnwise.loop import Settings, Stages, train_step
 from turnwise.plan.pack import lay_out
 from turnwise.schedule.take import Taken
@@ -91,6 +92,7 @@ def step(recipe, groups, deal, *, seed=0, updates=1, learning_rate=0.0):
         plan=lambda turns: rows(turns, deal),
         estimate=choices.estimate_of(recipe),
         correct=choices.correct_of(recipe),
+        targets=None,
         weigh=choices.weighting_of(recipe),
         anchor=choices.ratio_of(recipe).compare,
         objective=choices.objective_of(recipe),

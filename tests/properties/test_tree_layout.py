@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from learn.test_policy import padded
 from making import VOCABULARY, distance, gradients, make_learner, make_model, make_turn
 from plan.tries import shared_turns, trained
-from turnwise.learn.learner import Learner, OptimizerSettings
+from turnwise.learn.learner import Learner
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy
+from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 

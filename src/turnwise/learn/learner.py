@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,27 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turnwise.learn.critic import Critic
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
+from turnwise.learn.stepper import OptimizerSettings, Stepper
 from turnwise.plan.plan import Plan
 
 PerTurn = Sequence[NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """AdamW and what surrounds it."""
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-
-
 class Learner:
-    """A policy with an optimizer, and models that stay as they are beside it. One call to `update` is one optimizer
-    step, whatever the number of plans."""
+    """A policy with an optimizer, a critic where one is needed, and models that stay as they are beside them. One call
+    to `update` is one optimizer step, whatever the number of plans."""
 
     def __init__(
         self,
@@ -42,28 +33,22 @@ class Learner:
         settings: OptimizerSettings,
         schedule: Schedule,
         frozen: Mapping[str, Policy] = MappingProxyType({}),
+        critic: Critic | None = None,
     ) -> None:
-        self.models = {**frozen, "old": policy}
-        """By the name of what they score: old, reference, teacher."""
+        self.models: dict[str, Policy] = {**frozen, "old": policy}
+        """By the name of what they score: old, reference, teacher, values."""
         self.policy = policy
-        self.settings = settings
-        self.schedule = schedule
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in policy.model.parameters() if parameter.requires_grad],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        self.num_updates = 0
-        """Optimizer steps taken or skipped: what the schedule counts."""
-        self.num_skipped_in_a_row = 0
+        self.critic = critic
+        self.stepper = Stepper(policy.model.parameters(), settings, schedule)
         self.seconds = {"score": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
+        if critic is not None:
+            self.models["values"] = critic.model
+            self.seconds["critic"] = 0.0
 
     @torch.no_grad()
     def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
-        """Logprobs of every action token under the present weights, or under those of a frozen model, one array per
-        turn."""
+        """Logprobs of every action token under the present weights, or under those of a frozen model, or the critic's
+        values before them, one array per turn."""
         before = time.perf_counter()
         scores: list[NDArray[Any]] = [np.zeros(0, np.float32)] * num_turns
         for plan in plans:
@@ -90,7 +75,7 @@ class Learner:
         optimizer's momentum would still move the policy.
         """
         before = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.stepper.clear()
         sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0}
         logprobs_now: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(credit)
         for plan in plans:
@@ -110,23 +95,29 @@ class Learner:
             hand_out(plan, now, logprobs_now)
         between = time.perf_counter()
         idle = not any(weight.any() for weight in weights)
-        metrics = {**sums, **self.step(math.isfinite(sums["loss"]), idle)}
+        metrics = {**sums, **self.stepper.step(math.isfinite(sums["loss"]), idle)}
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
         return metrics, logprobs_now
 
-    def step(self, finite: bool, idle: bool) -> dict[str, float]:
-        """Clip and apply the gradient, unless it or the loss is not finite, or nothing had a weight."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.clip_norm))
-        rate = self.settings.learning_rate * self.schedule(self.num_updates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.num_updates += 1
-        skipped = not (finite and math.isfinite(norm))
-        self.num_skipped_in_a_row = self.num_skipped_in_a_row + 1 if skipped else 0
-        if not skipped and not idle:
-            self.optimizer.step()
-        return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(skipped), "idle": float(idle)}
+    def update_critic(
+        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn
+    ) -> dict[str, float]:
+        """One optimizer step of the critic towards the targets; metrics."""
+        assert self.critic is not None
+        before = time.perf_counter()
+        metrics = self.critic.update(plans, targets, weights, old)
+        self.seconds["critic"] += time.perf_counter() - before
+        return metrics
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of the policy, taken or skipped."""
+        return self.stepper.num_updates
+
+    @property
+    def num_skipped_in_a_row(self) -> int:
+        return self.stepper.num_skipped_in_a_row
 
     def publish(self) -> Mapping[str, torch.Tensor]:
         """The present weights by name; valid until the next update."""
@@ -136,21 +127,17 @@ class Learner:
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Weights and tokenizer as transformers reads them, and the optimizer beside them."""
         save_policy(self.policy.model, tokenizer, folder)
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.num_updates,
-            "num_skipped_in_a_row": self.num_skipped_in_a_row,
-            "random": torch.get_rng_state(),
-        }
-        torch.save(state, folder / "optimizer.pt")
+        torch.save({**self.stepper.state(), "random": torch.get_rng_state()}, folder / "optimizer.pt")
+        if self.critic is not None:
+            self.critic.save(folder)
 
     def restore(self, folder: Path) -> None:
         """Continue from what `save` wrote; the weights were loaded with the model."""
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.policy.device)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.num_updates = state["num_updates"]
-        self.num_skipped_in_a_row = state["num_skipped_in_a_row"]
+        self.stepper.restore(state)
         torch.set_rng_state(state["random"].cpu())
+        if self.critic is not None:
+            self.critic.restore(folder)
 
 
 def placed(values: NDArray[Any], picked: NDArray[np.int64], some: torch.Tensor) -> NDArray[Any]:
