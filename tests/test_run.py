@@ -319,3 +319,42 @@ def test_on_policy_distillation_draws_near_the_teacher(tmp_path: Path) -> None:
 
     assert credit_of(1) < -0.5
     assert credit_of(8) > credit_of(1) / 2
+
+
+def test_an_async_run_that_is_stopped_loses_no_task_and_trains_none_twice(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "max_lag=2", "steps=6", "runs.checkpoint_every=1")
+
+    async def stop_after(step: int) -> None:
+        stop, screen = asyncio.Event(), SilentScreen()
+        trained = lambda done, metrics: done == step and "lag/max" in metrics  # not the warm start's
+        screen.show = lambda done, metrics: stop.set() if trained(done, metrics) else None  # type: ignore[method-assign]
+        if step == 2:
+            assert await run.start(recipe, screen, stop) is None
+        else:
+            assert await run.resume(Path(recipe.out), screen, stop) is None
+
+    asyncio.run(stop_after(2))
+    asyncio.run(stop_after(4))
+    folder = RunFolder.open(recipe.out)
+    state = latest_checkpoint(folder.checkpoints).state
+    assert state["progress"]["used"] == {"base": 16, "ahead": []}
+    assert all(number >= 16 for number in state["waiting"])
+    resume(Path(recipe.out))
+    tasks = [
+        record.group.task.id
+        for step in archived_steps(folder.archive)
+        for record in read_step(folder.archive / f"step-{step:06}.parquet")
+    ]
+    assert len(tasks) == len(set(tasks)) == 24  # no epoch has ended
+    lines = untimed(folder.metrics)
+    assert [line["step"] for line in lines] == list(range(7))
+    assert max(line["lag/max"] for line in lines[1:]) <= 2
+
+
+@pytest.mark.parametrize("stale", ["drop_group", "mask_turn"])
+def test_groups_taken_as_they_finish_keep_the_bound_on_lag(tmp_path: Path, stale: str) -> None:
+    recipe = micro_recipe(tmp_path, "max_lag=1", "order=finished", f"stale={stale}", "steps=5")
+    train(recipe)
+    for line in untimed(RunFolder.open(recipe.out).metrics)[1:]:
+        assert line["lag/max"] <= 1 or (stale == "mask_turn" and line["lag/masked_turns"] > 0)
+        assert line["fair/turns"] > 0

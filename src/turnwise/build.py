@@ -408,6 +408,9 @@ def settings_of(recipe: Recipe) -> Settings:
         success_at=recipe.rollout.success_at,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
+        order=recipe.order,
+        stale=recipe.stale,
+        patience=recipe.patience,
         gap_limit=choices.gap_limit_of(recipe),
     )
 
@@ -456,6 +459,9 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         success_at=recipe.rollout.success_at,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
+        order="started",
+        stale="drop_group",
+        patience=recipe.patience,
         gap_limit=math.inf,
     )
     nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)

@@ -354,6 +354,13 @@ class Recipe(Section):
     """Training steps: new weights are live after each."""
     max_lag: int = Field(0, ge=0)
     """How many versions behind the trained weights an action may have been sampled; 0 is synchronous."""
+    order: Literal["started", "finished"] = "started"
+    """Groups are trained on in the order they started, which bounds lag by construction, or as they finish, which
+    favours short attempts and enforces the bound by `stale`."""
+    stale: Literal["drop_group", "mask_turn"] = "drop_group"
+    """What is done with what is older than max_lag, with order = "finished": groups are replaced, or turns weigh 0."""
+    patience: float = Field(60.0, gt=0)
+    """Seconds without a new group after which a warning says what is waited for."""
     groups_per_step: int = Field(8, ge=1)
     """Groups trained on in each step."""
     groups_per_update: int = Field(0, ge=0)
@@ -424,6 +431,12 @@ class Recipe(Section):
             raise ValueError(
                 f"tokens_per_pass = {self.tokens_per_pass} cannot hold a turn of "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
+            )
+        if self.order == "started" and "stale" in self.changed:
+            raise ValueError('stale is ignored with order = "started": nothing is older than max_lag then')
+        if self.order == "finished" and not self.max_lag:
+            raise ValueError(
+                'order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
             )
         labels = [environment.label for environment in self.env]
         for label in labels:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.credit.estimators import Credit
 from turnwise.credit.scope import Anchor, PerTurn
@@ -21,7 +23,7 @@ from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
-from turnwise.schedule.stream import Practise, Slots, stream_groups
+from turnwise.schedule.stream import Order, Practise, Slots, Used, stream_groups
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.types import Group, Turn, turns_of
@@ -45,6 +47,13 @@ class Settings:
     success_at: float
     nonfinite_limit: int
     dropped_limit: int
+    order: Order
+    """Whether groups are taken in the order they started, which bounds lag, or as they finish."""
+    stale: str
+    """What is done with tokens that are older than max_lag, where groups are taken as they finish: "drop_group" or
+    "mask_turn"."""
+    patience: float
+    """Seconds without a new group after which a warning says what is waited for."""
     gap_limit: float
     """Largest mean difference between the engine's logprobs and the learner's before the run stops."""
 
@@ -61,6 +70,8 @@ class Progress:
     """Steps done; also the version of the live weights."""
     draws: int = 0
     """Tasks used: trained on or dropped."""
+    used: Used = field(default_factory=Used)
+    """Which draws these were."""
     updates: int = 0
     lag_max: int = 0
 
@@ -87,7 +98,9 @@ class Stages:
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
 
 
-After = Callable[[Progress, dict[str, float], list[Record]], Awaitable[None]]
+Waiting = Mapping[int, Group]
+"""By the number of their draw: groups that were made and not trained on yet."""
+After = Callable[[Progress, dict[str, float], list[Record], Waiting], Awaitable[None]]
 """What happens after a step's weights are live and before its slots are free: log, archive, evaluate, checkpoint."""
 
 
@@ -100,15 +113,27 @@ async def train(
     progress: Progress,
     after: After,
     stop: asyncio.Event,
+    waiting: Waiting = MappingProxyType({}),
 ) -> None:
-    """Train until the last step, or until `stop` is set; `progress` is then at the end of a whole step."""
+    """Train until the last step, or until `stop` is set; `progress` is then at the end of a whole step. Groups that an
+    earlier part of the run left `waiting` are trained on in their turn."""
     slots = Slots((settings.max_lag + 1) * settings.groups_per_step)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
-    tasks.skip(progress.draws)
-    async with stream_groups(tasks.draw, stages.practise, slots, wanted) as stream:
+    tasks.skip(progress.used.base)
+    async with stream_groups(
+        tasks.draw,
+        stages.practise,
+        slots,
+        wanted,
+        order=settings.order,
+        used=progress.used,
+        finished=waiting,
+        patience=settings.patience,
+    ) as stream:
         while progress.step < settings.steps:
             began = time.perf_counter()
-            next_groups = take(stream, settings.groups_per_step, stages.keep, settings.dropped_limit)
+            keep = partial(is_kept, settings, stages, progress.step)
+            next_groups = take(stream, settings.groups_per_step, keep, settings.dropped_limit)
             taken = await unless_stopped(next_groups, stop)
             if taken is None:
                 return
@@ -120,10 +145,12 @@ async def train(
             await engine.load(learner.publish(), progress.step)
             now = time.perf_counter()
             progress.draws += taken.count
+            progress.used = stream.used.copy()
+            stream.fairness.trained(taken.kept)
             progress.updates += settings.updates_per_step
             progress.lag_max = max(progress.lag_max, int(metrics["lag/max"]))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
-            await after(progress, {**metrics, **timings}, records)
+            await after(progress, {**metrics, **timings, **stream.fairness.metrics()}, records, stream.waiting())
             if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
                 raise RunStopped(
                     f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
@@ -137,6 +164,22 @@ async def train(
             slots.release(len(taken.kept))
             if stop.is_set():
                 return
+
+
+def is_kept(settings: Settings, stages: Stages, version: int, group: Group) -> bool:
+    """Whether a group is trained on: worth it, and with no token that is too old, where such groups are dropped."""
+    if settings.stale == "drop_group" and is_stale(list(turns_of([group])), version, settings).any():
+        return False
+    return stages.keep(group)
+
+
+def is_stale(turns: Sequence[Turn], version: int, settings: Settings) -> NDArray[np.bool_]:
+    """Which turns have a token that more than max_lag versions of weights came after. In the order they started no
+    group can be that old, and demonstrations have no age."""
+    if settings.order == "started":
+        return np.zeros(len(turns), bool)
+    oldest = [int(turn.versions.min(initial=version)) for turn in turns]
+    return version - np.array(oldest, np.int64) > settings.max_lag
 
 
 def warn_of_failures(groups: Sequence[Group]) -> None:
@@ -181,7 +224,11 @@ def train_step(
     except ValueError as error:  # values that an estimator is not made for; nothing has been updated yet
         raise RunStopped(str(error)) from error
     credits = split_by(corrected, [len(batch) for batch in turns])
-    weights = [stages.weigh(batch) for batch in batches]
+    stale = [is_stale(batch, version, settings) for batch in turns]
+    weights = [
+        [weight * (not old) for weight, old in zip(stages.weigh(batch), of_batch, strict=True)]
+        for batch, of_batch in zip(batches, stale, strict=True)
+    ]
     logged: list[dict[str, float]] = []
     sampled_gap: dict[str, float] = {}
     for _ in range(settings.epochs):
@@ -202,6 +249,7 @@ def train_step(
         **describe(taken.kept, taken.dropped, version=version, success_at=settings.success_at),
         **sampled_gap,
         **measured,
+        "lag/masked_turns": float(sum(of_batch.sum() for of_batch in stale)),
         **{name: float(np.mean([update[name] for update in logged])) for name in logged[0]},
         "tokens/planned": float(sum(plan.num_tokens for batch in plans for plan in batch)),
         "tokens/action": float(sum(len(plan.action_nodes) for batch in plans for plan in batch)),

@@ -20,7 +20,7 @@ from turnwise.engines.slots import SlotEngine
 from turnwise.evaluate import evaluate
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
-from turnwise.loop import Progress, train
+from turnwise.loop import Progress, Waiting, train
 from turnwise.runs import archive, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.atomic import atomic_folder, write_atomically
@@ -28,8 +28,12 @@ from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, prune_checkp
 from turnwise.runs.curve import draw_curve
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
+from turnwise.schedule.stream import Used
 from turnwise.schedule.take import RunStopped
 from turnwise.screen import Screen
+
+WAITING = "waiting"
+"""Folder of a checkpoint with the groups that were made and not trained on yet."""
 
 
 @dataclass(slots=True)
@@ -43,13 +47,16 @@ class State:
     best_success: float = -1.0
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by stage, over all parts of the run."""
+    waiting: list[int] = field(default_factory=list)
+    """Draws whose groups were made and not trained on yet; the groups are beside it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
-        return cls(**{**data, "progress": Progress(**data["progress"])})
+        progress = {**data["progress"], "used": Used(**data["progress"]["used"])}
+        return cls(**{**data, "progress": Progress(**progress)})
 
 
 class Stopped(Exception):
@@ -79,7 +86,7 @@ async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, st
     parts = build_sft(recipe, model, tokenizer)
     screen.begin("warm start", parts.settings.steps)
 
-    async def after(progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
+    async def after(progress: Progress, metrics: dict[str, float], records: list[Record], waiting: Waiting) -> None:
         screen.show(progress.step, {"loss": metrics["loss"]})
 
     progress = Progress()
@@ -116,6 +123,7 @@ class Run:
         self.tracker = open_tracker(recipe, folder)
         self.since = self.counters()
         self.last_checkpoint = -1
+        self.waiting: Waiting = {}
         self.lap_began = time.perf_counter()
 
     def counters(self) -> dict[str, float]:
@@ -168,8 +176,11 @@ class Run:
         self.since = self.counters()
         self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
 
-    async def after(self, progress: Progress, metrics: dict[str, float], records: list[Record]) -> None:
+    async def after(
+        self, progress: Progress, metrics: dict[str, float], records: list[Record], waiting: Waiting
+    ) -> None:
         """Evaluate where due, log, archive, checkpoint where due."""
+        self.waiting = waiting
         now = self.counters()
         metrics |= {f"seconds/{name}": now[name] - self.since[name] for name in now}
         metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
@@ -203,8 +214,14 @@ class Run:
             return
         with self.timed("record"):
             learner, tokenizer = self.parts.learner, self.parts.tokenizer
-            state = self.state.to_json()
-            write_checkpoint(self.folder.checkpoints, step, state, lambda path: learner.save(path, tokenizer))
+            self.state.waiting = sorted(self.waiting)
+            groups = [Record(self.waiting[number], False) for number in self.state.waiting]
+
+            def write(path: Path) -> None:
+                learner.save(path, tokenizer)
+                archive.write_step(path / WAITING, step, groups)
+
+            write_checkpoint(self.folder.checkpoints, step, self.state.to_json(), write)
             prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, self.state.best_step)
         self.last_checkpoint = step
 
@@ -214,7 +231,15 @@ class Run:
         self.lap_began = time.perf_counter()
         try:
             await train(
-                parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, self.after, stop
+                parts.settings,
+                parts.stages,
+                parts.learner,
+                parts.engine,
+                parts.tasks,
+                progress,
+                self.after,
+                stop,
+                self.waiting,
             )
         except RunStopped:
             self.checkpoint()
@@ -303,6 +328,9 @@ async def restored(recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, sc
     parts.learner.restore(checkpoint.path)
     run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen)
     run.last_checkpoint = checkpoint.step
+    [found] = archive.archived_steps(checkpoint.path / WAITING)
+    records = archive.read_step(checkpoint.path / WAITING / f"step-{found:06d}.parquet")
+    run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
     screen.say(f"resuming {folder.path} after step {checkpoint.step}")
     return run
 

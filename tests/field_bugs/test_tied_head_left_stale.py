@@ -96,7 +96,7 @@ async def trained(kind, gap_limit):
         parts = building.build(parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test"), model, tokenizer)
     gaps = []
 
-    async def after(progress, metrics, records):
+    async def after(progress, metrics, records, waiting):
         gaps.append(metrics["gap/mean"])
 
     loop = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()

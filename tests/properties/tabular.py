@@ -110,6 +110,9 @@ def step(recipe, groups, deal, *, seed=0, updates=1, learning_rate=0.0):
         success_at=1.0,
         nonfinite_limit=3,
         dropped_limit=1,
+        order="started",
+        stale="drop_group",
+        patience=60.0,
         gap_limit=LIMIT,
     )
     metrics, _ = train_step(settings, stages, learner, Taken(tuple(groups), ()), 1)

@@ -1,6 +1,7 @@
 """Log probabilities and entropies of chosen tokens, in chunks, recomputed in the backward pass.
 
-Memory is that of one chunk of logits, whatever the number of tokens and the size of the vocabulary.
+Memory is that of one chunk of logits, whatever the number of tokens and the size of the vocabulary. Where all of them
+are few enough for a fixed budget they are kept instead, which saves computing them again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
+KEPT_ELEMENTS = 1 << 24
+"""Most probabilities that are kept for the backward pass: 64 MiB in float32."""
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -22,13 +25,18 @@ class ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         normalisers = torch.empty_like(logprobs)
+        keep = any(ctx.needs_input_grad) and len(hidden) * len(weight) <= KEPT_ELEMENTS
+        ctx.kept = [] if keep else None
         for start, end in chunks(len(hidden), len(weight)):
             logits = scaled_logits(hidden[start:end], weight, temperature, wide)
             total = torch.logsumexp(logits, -1)
             normalisers[start:end] = total
             logprobs[start:end] = logits.gather(1, targets[start:end, None])[:, 0] - total
             logits.sub_(total[:, None])
-            entropies[start:end] = -(logits.exp() * logits).sum(-1)
+            chances = logits.exp()
+            entropies[start:end] = -logits.mul_(chances).sum(-1)
+            if keep:
+                ctx.kept.append(chances)
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.temperature = temperature
         return logprobs, entropies
@@ -41,13 +49,18 @@ class ChunkedLogprobs(torch.autograd.Function):
         with_entropy = bool(grad_entropies.any())
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
-        for start, end in chunks(len(hidden), len(weight)):
-            logits = scaled_logits(hidden[start:end], weight, ctx.temperature, wide)
-            logits.sub_(normalisers[start:end, None])
+        kept = None if with_entropy or ctx.kept is None else ctx.kept
+        ctx.kept = None  # what is kept is used up here
+        for number, (start, end) in enumerate(chunks(len(hidden), len(weight))):
             factor = -grad_logprobs[start:end, None]
-            if with_entropy:
-                factor = factor - grad_entropies[start:end, None] * (logits + entropies[start:end, None])
-            grad = logits.exp_().mul_(factor)
+            if kept is not None:
+                grad = kept[number].mul_(factor)
+            else:
+                logits = scaled_logits(hidden[start:end], weight, ctx.temperature, wide)
+                logits.sub_(normalisers[start:end, None])
+                if with_entropy:
+                    factor = factor - grad_entropies[start:end, None] * (logits + entropies[start:end, None])
+                grad = logits.exp_().mul_(factor)
             grad.scatter_add_(1, targets[start:end, None], grad_logprobs[start:end, None])
             grad.div_(ctx.temperature)
             grad = grad.to(hidden.dtype)

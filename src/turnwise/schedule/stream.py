@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
 
+from turnwise.schedule.fairness import Fairness
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group
 
+log = logging.getLogger(__name__)
+
 Practise = Callable[[Draw], Awaitable[Group]]
+Order = Literal["started", "finished"]
 
 
 class Slots:
@@ -31,17 +38,63 @@ class Slots:
             self.free.release()
 
 
-class GroupStream:
-    """Groups in the order they started. `wanted` bounds how many are started beyond those dropped."""
+@dataclass(slots=True)
+class Used:
+    """Which draws of a run were used, trained on or dropped: all before `base`, and those in `ahead`."""
 
-    def __init__(self, draw: Callable[[], Draw], practise: Practise, slots: Slots, wanted: int) -> None:
+    base: int = 0
+    ahead: list[int] = field(default_factory=list)
+
+    def add(self, number: int) -> None:
+        self.ahead = sorted({*self.ahead, number})
+        while self.ahead and self.ahead[0] == self.base:
+            self.ahead.pop(0)
+            self.base += 1
+
+    def copy(self) -> Used:
+        return Used(self.base, list(self.ahead))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A group that is being made."""
+
+    draw: Draw
+    task: asyncio.Task[Group]
+
+
+class GroupStream:
+    """Groups in the order they started, or as they finish. `wanted` bounds how many are started beyond those dropped.
+
+    Groups that an earlier part of the run had `finished` by the number of their draw are not made again.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], Draw],
+        practise: Practise,
+        slots: Slots,
+        wanted: int,
+        *,
+        order: Order = "started",
+        used: Used | None = None,
+        finished: Mapping[int, Group] = MappingProxyType({}),
+        patience: float = 60.0,
+    ) -> None:
         self.draw = draw
         self.practise = practise
         self.slots = slots
         self.wanted = asyncio.Semaphore(wanted)
-        self.started: deque[asyncio.Task[Group]] = deque()
-        self.arrival = asyncio.Event()
+        self.order = order
+        self.used = used.copy() if used else Used()
+        self.kept = dict(finished)
+        self.patience = patience
+        self.started: list[Started] = []
+        self.ready: list[Started] = []
+        """In the order they finished."""
+        self.change = asyncio.Event()
         self.error: Exception | None = None
+        self.fairness = Fairness()
 
     async def produce(self) -> None:
         """Start groups while there are slots; an error in drawing tasks reaches whoever takes."""
@@ -50,25 +103,63 @@ class GroupStream:
                 await self.wanted.acquire()
                 await self.slots.acquire()
                 draw = self.draw()
-                self.started.append(asyncio.create_task(self.make(draw), name=f"group {draw.number}: {draw.task.id}"))
-                self.arrival.set()
+                while draw.number in self.used.ahead:
+                    draw = self.draw()
+                self.start(draw)
         except Exception as error:
             self.error = error
-            self.arrival.set()
+            self.change.set()
+
+    def start(self, draw: Draw) -> None:
+        task = asyncio.create_task(self.make(draw), name=f"group {draw.number}: {draw.task.id}")
+        entry = Started(draw, task)
+        self.started.append(entry)
+        task.add_done_callback(lambda _: self.finish(entry))
+        self.change.set()
 
     async def make(self, draw: Draw) -> Group:
-        return await self.practise(draw)
+        kept = self.kept.pop(draw.number, None)
+        return kept if kept is not None else await self.practise(draw)
+
+    def finish(self, entry: Started) -> None:
+        self.ready.append(entry)
+        if not entry.task.cancelled() and entry.task.exception() is None:
+            self.fairness.sampled(entry.task.result())
+        self.change.set()
 
     async def next(self) -> Group:
-        """The group that started first among those not taken yet."""
-        while not self.started:
-            if self.error is not None:
+        """The group that started first among those not taken yet, or the one that finished first."""
+        waited = 0.0
+        while (entry := self.next_ready()) is None:
+            if self.error is not None and not self.started:
                 raise self.error
-            self.arrival.clear()
-            await self.arrival.wait()
-        group = await asyncio.shield(self.started[0])
-        self.started.popleft()
-        return group
+            self.change.clear()
+            try:
+                async with asyncio.timeout(self.patience):
+                    await self.change.wait()
+            except TimeoutError:
+                waited += self.patience
+                log.warning("waiting for groups since %.0f s; %s", waited, self.describe())
+        self.started.remove(entry)
+        self.ready.remove(entry)
+        self.used.add(entry.draw.number)
+        return entry.task.result()
+
+    def next_ready(self) -> Started | None:
+        if self.order == "finished":
+            return self.ready[0] if self.ready else None
+        return self.started[0] if self.started and self.started[0] in self.ready else None
+
+    def describe(self) -> str:
+        """A phrase for people: what is being made."""
+        running = [entry.task.get_name() for entry in self.started if not entry.task.done()]
+        shown = ", ".join(running[:3]) + (", ..." if len(running) > 3 else "")
+        return f"{len(running)} of {len(self.started)} groups are still being made: {shown or 'none'}"
+
+    def waiting(self) -> dict[int, Group]:
+        """By the number of their draw: groups that are finished and not taken yet."""
+        made = [entry for entry in self.ready if not entry.task.cancelled() and entry.task.exception() is None]
+        return {entry.draw.number: entry.task.result() for entry in made} | self.kept
 
     def replace_dropped(self) -> None:
         """Give back the slot of a group that will not be trained on, and ask for another in its place."""
@@ -78,15 +169,23 @@ class GroupStream:
 
 @asynccontextmanager
 async def stream_groups(
-    draw: Callable[[], Draw], practise: Practise, slots: Slots, wanted: int
+    draw: Callable[[], Draw],
+    practise: Practise,
+    slots: Slots,
+    wanted: int,
+    *,
+    order: Order = "started",
+    used: Used | None = None,
+    finished: Mapping[int, Group] = MappingProxyType({}),
+    patience: float = 60.0,
 ) -> AsyncIterator[GroupStream]:
     """A running stream; on leaving, attempts in flight are cancelled and their environments closed."""
-    stream = GroupStream(draw, practise, slots, wanted)
+    stream = GroupStream(draw, practise, slots, wanted, order=order, used=used, finished=finished, patience=patience)
     producer = asyncio.create_task(stream.produce(), name="group producer")
     try:
         yield stream
     finally:
         producer.cancel()
-        for task in stream.started:
-            task.cancel()
-        await asyncio.gather(producer, *stream.started, return_exceptions=True)
+        for entry in stream.started:
+            entry.task.cancel()
+        await asyncio.gather(producer, *(entry.task for entry in stream.started), return_exceptions=True)

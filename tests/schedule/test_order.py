@@ -1,0 +1,143 @@
+"""Groups as they finish, groups that an earlier part of a run left waiting, and what is said while nothing comes."""
+
+import asyncio
+import logging
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acting import group, run, trajectory
+from making import few
+from turnwise.schedule.fairness import Fairness
+from turnwise.schedule.stream import Slots, Used, stream_groups
+from turnwise.schedule.tasks import Draw
+from turnwise.types import Task
+
+
+def draws(first=0):
+    numbers = count(first)
+
+    def draw():
+        number = next(numbers)
+        return Draw(number, Task(f"{number}", "hops"), 0)
+
+    return draw
+
+
+def practising(delays, made=None):
+    async def practise(draw):
+        await asyncio.sleep(delays.get(draw.number, 0.0))
+        if made is not None:
+            made.append(draw.number)
+        return group(0.0, 1.0, task=draw.task)
+
+    return practise
+
+
+async def take(stream, number):
+    return [int((await stream.next()).task.id) for _ in range(number)]
+
+
+@pytest.mark.parametrize(("order", "wanted"), [("started", [0, 1, 2, 3]), ("finished", [1, 3, 2, 0])])
+def test_groups_come_as_they_started_or_as_they_finish(order, wanted):
+    async def work():
+        delays = {0: 0.12, 2: 0.06}
+        async with stream_groups(draws(), practising(delays), Slots(4), 4, order=order) as stream:
+            return await take(stream, 4), stream.used
+
+    found, used = run(work())
+    assert found == wanted
+    assert used == Used(4, [])
+
+
+def test_what_was_used_out_of_order_is_remembered():
+    async def work():
+        async with stream_groups(draws(), practising({0: 9.0}), Slots(4), 4, order="finished") as stream:
+            await take(stream, 2)
+            return stream.used
+
+    assert run(work()) == Used(0, [1, 2])
+
+
+@few
+@given(st.permutations(range(12)), st.integers(0, 12))
+def test_used_knows_every_number(order, size):
+    used = Used()
+    for number in order[:size]:
+        used.add(number)
+    assert {*range(used.base), *used.ahead} == set(order[:size])
+    assert used.base not in used.ahead
+
+
+def test_a_resumed_stream_makes_only_what_is_missing():
+    made = []
+
+    async def work():
+        kept = {3: group(0.5, task=Task("3", "hops"))}
+        used = Used(2, [4])
+        practise = practising({}, made)
+        async with stream_groups(draws(2), practise, Slots(3), 3, used=used, finished=kept) as stream:
+            return await take(stream, 3), stream.used
+
+    found, used = run(work())
+    assert found == [2, 3, 5]
+    assert made == [2, 5]
+    assert used == Used(6, [])
+
+
+def test_waiting_groups_are_those_finished_and_not_taken():
+    async def work():
+        practise = practising({2: 9.0})
+        async with stream_groups(draws(), practise, Slots(4), 4) as stream:
+            await take(stream, 1)
+            await asyncio.sleep(0.05)
+            return sorted(stream.waiting())
+
+    assert run(work()) == [1, 3]
+
+
+def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
+    async def work():
+        kept = {7: group(0.5, task=Task("7", "hops"))}
+        async with stream_groups(draws(), practising({}), Slots(1), 1, finished=kept) as stream:
+            await take(stream, 1)
+            return sorted(stream.waiting())
+
+    assert run(work()) == [7]
+
+
+def test_what_is_waited_for_is_named(caplog):
+    async def work():
+        async with stream_groups(draws(), practising({0: 0.2}), Slots(2), 2, patience=0.05) as stream:
+            await take(stream, 1)
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+    assert "1 of 2 groups are still being made: group 0: 0" in caplog.text
+
+
+def test_an_error_of_an_attempt_reaches_whoever_takes():
+    async def practise(draw):
+        raise RuntimeError("a bug of ours")
+
+    async def work():
+        async with stream_groups(draws(), practise, Slots(1), 1) as stream:
+            await stream.next()
+
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        run(work())
+
+
+def test_fairness_compares_what_is_trained_with_what_was_sampled():
+    fairness = Fairness()
+    task = Task("t", "hops")
+    short, long = group(1.0, task=task), group(1.0, task=task)
+    assert len(trajectory().turns) == 1
+    fairness.sampled(short)
+    fairness.sampled(long)
+    fairness.trained([short])
+    assert fairness.metrics()["fair/turns"] == 1.0
+    empty = Fairness().metrics()["fair/turns"]
+    assert empty != empty
