@@ -235,7 +235,8 @@ def measure_growth(num_turns: int, stripped: bool) -> dict[str, float]:
 
 def measure_memory(tokens: int, budget: int, compare: bool) -> dict[str, float]:
     """A trajectory of so many tokens in passes of at most `budget`, and, to compare, in one pass."""
-    turns = conversation(tokens // 64, False)[: tokens // 64]
+    count = tokens // 64 - 1  # with the system prompt just under so many, so that passes are full at every length
+    turns = conversation(count, False)[:count]
     learner = make_learner("6M")
     relays: list[Relay] = []
 
