@@ -1,7 +1,6 @@
 """Small values for tests: turns, groups and models that can be read at a glance."""
 
 import math
-from types import MethodType
 
 import numpy as np
 from hypothesis import settings
@@ -84,6 +83,8 @@ def make_model(kind="qwen3", *, dtype="float32", seed=0, **changes):
     import torch
     import transformers
 
+    from turnwise.learn.stock import exact_norms
+
     config_class, model_class = {
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
@@ -107,19 +108,7 @@ def make_model(kind="qwen3", *, dtype="float32", seed=0, **changes):
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.15)
     model = model.to(getattr(torch, dtype))
-    return exact_norms(model) if dtype == "float64" else model
-
-
-def exact_norms(model):
-    """The model with RMS norms that stay in the dtype of what they get."""
-    import torch
-
-    def forward(self, hidden):
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = MethodType(forward, module)
+    assert dtype != "float64" or exact_norms(model)
     return model
 
 

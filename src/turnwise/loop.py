@@ -23,7 +23,7 @@ from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
-from turnwise.schedule.stream import Order, Practise, Slots, Used, stream_groups
+from turnwise.schedule.stream import GroupStream, Order, Practise, Slots, Used
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.types import Group, Turn, turns_of
@@ -120,7 +120,7 @@ async def train(
     slots = Slots((settings.max_lag + 1) * settings.groups_per_step)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
     tasks.skip(progress.used.base)
-    async with stream_groups(
+    async with GroupStream(
         tasks.draw,
         stages.practise,
         slots,
@@ -217,13 +217,16 @@ def train_step(
         name: [learner.score(plan, len(batch), name) for plan, batch in zip(plans, turns, strict=True)]
         for name in sorted(settings.needs)
     }
+    of_step = {name: flat(scores[name]) for name in scores}
     try:
-        credit = stages.estimate(taken.kept, {name: flat(scores[name]) for name in scores})
+        credit = stages.estimate(taken.kept, of_step)
         corrected, measured = stages.correct(taken.kept, credit, flat(scores.get("old", [])))
-        targets = stages.targets(taken.kept, {name: flat(scores[name]) for name in scores}) if stages.targets else None
+        targets = stages.targets(taken.kept, of_step) if stages.targets else None
     except ValueError as error:  # values that an estimator is not made for; nothing has been updated yet
         raise RunStopped(str(error)) from error
-    credits = split_by(corrected, [len(batch) for batch in turns])
+    sizes = [len(batch) for batch in turns]
+    credits = split_by(corrected, sizes)
+    lessons = split_by(targets, sizes) if targets is not None else []
     stale = [is_stale(batch, version, settings) for batch in turns]
     weights = [
         [weight * (not old) for weight, old in zip(stages.weigh(batch), of_batch, strict=True)]
@@ -239,9 +242,8 @@ def train_step(
                 now = partial(learner.score, plan, len(turns[index])) if moved else partial(same, old)
                 told["old"] = stages.anchor(batches[index], old, now)
             metrics, logprobs = learner.update(plan, credits[index], weights[index], told, stages.objective)
-            if targets is not None:
-                learn = split_by(targets, [len(batch) for batch in turns])[index]
-                metrics |= learner.update_critic(plan, learn, weights[index], scores["values"][index])
+            if lessons:
+                metrics |= learner.update_critic(plan, lessons[index], weights[index], scores["values"][index])
             if not logged:
                 sampled_gap = gap(turns[index], logprobs, version)
             logged.append(metrics)

@@ -10,7 +10,7 @@ import pytest
 from acting import run
 from field_bugs.one_step import parts_of
 from making import make_trajectory
-from turnwise.schedule.stream import Slots, stream_groups
+from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Task, turns_of
@@ -39,7 +39,7 @@ def check_groups_that_teach_are_kept(keep):
 
     async def taken():
         draws = iter([Draw(number, group.task, 0) for number, group in enumerate(waiting)])
-        async with stream_groups(lambda: next(draws), practise, Slots(len(waiting)), sum(WORTH.values())) as stream:
+        async with GroupStream(lambda: next(draws), practise, Slots(len(waiting)), sum(WORTH.values())) as stream:
             return await take(stream, sum(WORTH.values()), keep, limit=100)
 
     found = run(taken())

@@ -14,7 +14,7 @@ from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.evaluate import Result, evaluate
 from turnwise.rollout.group import Practice
-from turnwise.schedule.stream import Slots, stream_groups
+from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Task
@@ -99,7 +99,7 @@ def calls_in_training():
 
     async def work():
         practise = lambda draw: practice.group(draw.task, draw.visit)
-        async with stream_groups(lambda: next(draws), practise, Slots(len(TASKS)), len(TASKS)) as stream:
+        async with GroupStream(lambda: next(draws), practise, Slots(len(TASKS)), len(TASKS)) as stream:
             return await take(stream, len(TASKS), lambda group: True, limit=9)
 
     assert all(len(group.trajectories) == ATTEMPTS for group in run(work()).kept)

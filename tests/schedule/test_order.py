@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acting import group, run, trajectory
-from making import few
+from acting import group, run
+from making import few, make_group
 from turnwise.schedule.fairness import Fairness
-from turnwise.schedule.stream import Slots, Used, stream_groups
+from turnwise.schedule.stream import GroupStream, Slots, Used
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Task
 
@@ -44,7 +44,7 @@ async def take(stream, number):
 def test_groups_come_as_they_started_or_as_they_finish(order, wanted):
     async def work():
         delays = {0: 0.12, 2: 0.06}
-        async with stream_groups(draws(), practising(delays), Slots(4), 4, order=order) as stream:
+        async with GroupStream(draws(), practising(delays), Slots(4), 4, order=order) as stream:
             return await take(stream, 4), stream.used
 
     found, used = run(work())
@@ -54,7 +54,7 @@ def test_groups_come_as_they_started_or_as_they_finish(order, wanted):
 
 def test_what_was_used_out_of_order_is_remembered():
     async def work():
-        async with stream_groups(draws(), practising({0: 9.0}), Slots(4), 4, order="finished") as stream:
+        async with GroupStream(draws(), practising({0: 9.0}), Slots(4), 4, order="finished") as stream:
             await take(stream, 2)
             return stream.used
 
@@ -78,7 +78,7 @@ def test_a_resumed_stream_makes_only_what_is_missing():
         kept = {3: group(0.5, task=Task("3", "hops"))}
         used = Used(2, [4])
         practise = practising({}, made)
-        async with stream_groups(draws(2), practise, Slots(3), 3, used=used, finished=kept) as stream:
+        async with GroupStream(draws(2), practise, Slots(3), 3, used=used, finished=kept) as stream:
             return await take(stream, 3), stream.used
 
     found, used = run(work())
@@ -90,7 +90,7 @@ def test_a_resumed_stream_makes_only_what_is_missing():
 def test_waiting_groups_are_those_finished_and_not_taken():
     async def work():
         practise = practising({2: 9.0})
-        async with stream_groups(draws(), practise, Slots(4), 4) as stream:
+        async with GroupStream(draws(), practise, Slots(4), 4) as stream:
             await take(stream, 1)
             await asyncio.sleep(0.05)
             return sorted(stream.waiting())
@@ -101,7 +101,7 @@ def test_waiting_groups_are_those_finished_and_not_taken():
 def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
     async def work():
         kept = {7: group(0.5, task=Task("7", "hops"))}
-        async with stream_groups(draws(), practising({}), Slots(1), 1, finished=kept) as stream:
+        async with GroupStream(draws(), practising({}), Slots(1), 1, finished=kept) as stream:
             await take(stream, 1)
             return sorted(stream.waiting())
 
@@ -110,7 +110,7 @@ def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
 
 def test_what_is_waited_for_is_named(caplog):
     async def work():
-        async with stream_groups(draws(), practising({0: 0.2}), Slots(2), 2, patience=0.05) as stream:
+        async with GroupStream(draws(), practising({0: 0.2}), Slots(2), 2, patience=0.05) as stream:
             await take(stream, 1)
 
     with caplog.at_level(logging.WARNING):
@@ -123,7 +123,7 @@ def test_an_error_of_an_attempt_reaches_whoever_takes():
         raise RuntimeError("a bug of ours")
 
     async def work():
-        async with stream_groups(draws(), practise, Slots(1), 1) as stream:
+        async with GroupStream(draws(), practise, Slots(1), 1) as stream:
             await stream.next()
 
     with pytest.raises(RuntimeError, match="a bug of ours"):
@@ -132,12 +132,12 @@ def test_an_error_of_an_attempt_reaches_whoever_takes():
 
 def test_fairness_compares_what_is_trained_with_what_was_sampled():
     fairness = Fairness()
-    task = Task("t", "hops")
-    short, long = group(1.0, task=task), group(1.0, task=task)
-    assert len(trajectory().turns) == 1
+    short, long = make_group([1.0, 1.0], num_turns=[1, 1]), make_group([1.0, 1.0], num_turns=[3, 5])
     fairness.sampled(short)
     fairness.sampled(long)
     fairness.trained([short])
+    assert fairness.metrics()["fair/turns"] == pytest.approx(1.0 / 2.5)  # one turn where 2.5 were sampled
+    fairness.trained([long])
     assert fairness.metrics()["fair/turns"] == 1.0
     empty = Fairness().metrics()["fair/turns"]
     assert empty != empty

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from acting import Puppet, group, hang, limits, renderer, run, says
 from turnwise.engines.base import Sampling
 from turnwise.rollout.group import Practice
-from turnwise.schedule.stream import GroupStream, Slots, stream_groups
+from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Task
@@ -62,7 +62,7 @@ class Training:
         return group(0.0, 1.0, task=draw.task)
 
     async def train(self):
-        async with stream_groups(draws(), self.practise, self.slots, self.steps * self.groups) as stream:
+        async with GroupStream(draws(), self.practise, self.slots, self.steps * self.groups) as stream:
             for _ in range(self.steps):
                 taken = await take(stream, self.groups, lambda made: self.keep(number_of(made)), 10**9)
                 numbers = [number_of(made) for made in taken.kept]
@@ -150,7 +150,7 @@ def test_groups_start_only_while_there_are_slots():
 
     async def scene():
         slots = Slots(3)
-        async with stream_groups(draws(), practise, slots, wanted=100) as stream:
+        async with GroupStream(draws(), practise, slots, wanted=100) as stream:
             await settled()
             assert started == [0, 1, 2]
             assert [number_of(await stream.next()) for _ in range(2)] == [0, 1]
@@ -174,7 +174,7 @@ def test_no_more_groups_than_wanted_are_started():
         return group(1.0, task=draw.task)
 
     async def scene():
-        async with stream_groups(draws(), practise, Slots(100), wanted=4) as stream:
+        async with GroupStream(draws(), practise, Slots(100), wanted=4) as stream:
             await settled()
             assert len(started) == 4
             stream.replace_dropped()
@@ -190,7 +190,7 @@ def test_a_taker_that_gives_up_loses_no_group():
         return group(1.0, task=draw.task)
 
     async def scene():
-        async with stream_groups(draws(), practise, Slots(4), wanted=4) as stream:
+        async with GroupStream(draws(), practise, Slots(4), wanted=4) as stream:
             impatient = asyncio.create_task(stream.next())
             await ticks(3)
             impatient.cancel()
@@ -205,7 +205,7 @@ def test_an_error_in_an_attempt_reaches_the_taker():
         raise LookupError("a mistake of ours")
 
     async def scene():
-        async with stream_groups(draws(), practise, Slots(2), wanted=4) as stream:
+        async with GroupStream(draws(), practise, Slots(2), wanted=4) as stream:
             await stream.next()
 
     with pytest.raises(LookupError, match="a mistake of ours"):
@@ -217,7 +217,7 @@ def test_an_error_in_drawing_reaches_the_taker():
         raise LookupError("no weights for this dataset")
 
     async def scene():
-        async with stream_groups(draw, None, Slots(2), wanted=4) as stream:
+        async with GroupStream(draw, None, Slots(2), wanted=4) as stream:
             await stream.next()
 
     with pytest.raises(LookupError):
@@ -237,7 +237,7 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
 
     async def scene():
         practise = lambda draw: practice.group(draw.task, draw.visit)
-        async with stream_groups(draws(), practise, Slots(3), wanted=100) as stream:
+        async with GroupStream(draws(), practise, Slots(3), wanted=100) as stream:
             while sum(len(puppet.heard) for puppet in made) < 6:
                 await asyncio.sleep(0.001)
             if how == "raise":
@@ -264,7 +264,7 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
 
 def test_leaving_a_stream_that_never_started_anything():
     async def scene():
-        async with stream_groups(draws(), None, Slots(0), wanted=3) as stream:
+        async with GroupStream(draws(), None, Slots(0), wanted=3) as stream:
             assert isinstance(stream, GroupStream)
 
     run(scene())

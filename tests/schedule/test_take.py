@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from acting import group, run, trajectory
-from turnwise.schedule.stream import Slots, stream_groups
+from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import RunStopped, Taken, take, why_dropped
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Status, Task
@@ -30,7 +30,7 @@ class Source:
     def taken(self, *counts, limit=100):
         async def scene():
             slots = Slots(self.slots)
-            async with stream_groups(self.draw, self.practise, slots, self.wanted) as stream:
+            async with GroupStream(self.draw, self.practise, slots, self.wanted) as stream:
                 result = []
                 for number in counts:
                     result.append(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -66,7 +65,11 @@ class Started:
 class GroupStream:
     """Groups in the order they started, or as they finish. `wanted` bounds how many are started beyond those dropped.
 
-    Groups that an earlier part of the run had `finished` by the number of their draw are not made again.
+    Groups that an earlier part of the run had `finished`, by the number of their draw, are not made again.
+
+    Example:
+        async with GroupStream(tasks.draw, practise, Slots(32), wanted=320) as stream:
+            group = await stream.next()
     """
 
     def __init__(
@@ -95,6 +98,17 @@ class GroupStream:
         self.change = asyncio.Event()
         self.error: Exception | None = None
         self.fairness = Fairness()
+
+    async def __aenter__(self) -> GroupStream:
+        self.producer = asyncio.create_task(self.produce(), name="group producer")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Attempts in flight are cancelled and their environments closed."""
+        tasks = [self.producer, *(entry.task for entry in self.started)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def produce(self) -> None:
         """Start groups while there are slots; an error in drawing tasks reaches whoever takes."""
@@ -165,27 +179,3 @@ class GroupStream:
         """Give back the slot of a group that will not be trained on, and ask for another in its place."""
         self.slots.release()
         self.wanted.release()
-
-
-@asynccontextmanager
-async def stream_groups(
-    draw: Callable[[], Draw],
-    practise: Practise,
-    slots: Slots,
-    wanted: int,
-    *,
-    order: Order = "started",
-    used: Used | None = None,
-    finished: Mapping[int, Group] = MappingProxyType({}),
-    patience: float = 60.0,
-) -> AsyncIterator[GroupStream]:
-    """A running stream; on leaving, attempts in flight are cancelled and their environments closed."""
-    stream = GroupStream(draw, practise, slots, wanted, order=order, used=used, finished=finished, patience=patience)
-    producer = asyncio.create_task(stream.produce(), name="group producer")
-    try:
-        yield stream
-    finally:
-        producer.cancel()
-        for entry in stream.started:
-            entry.task.cancel()
-        await asyncio.gather(producer, *(entry.task for entry in stream.started), return_exceptions=True)
