@@ -33,10 +33,10 @@ import numpy as np
 
 from turnwise import run
 from turnwise.build import build, check, set_threads
-from turnwise.config import load_recipe
 from turnwise.loop import Stages
 from turnwise.plan.pack import fill, lay_out, pack
 from turnwise.plan.plan import Plan
+from turnwise.recipes import load_recipe
 from turnwise.runs.curve import GRID, INK, MUTED
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics

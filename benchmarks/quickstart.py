@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 from turnwise import run
 from turnwise.build import build, check, set_threads
-from turnwise.config import load_recipe
+from turnwise.recipes import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.screen import PlainScreen

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise import run
-from turnwise.config import Recipe, load_recipe
+from turnwise.config import Recipe
+from turnwise.recipes import load_recipe
 from turnwise.screen import PlainScreen
 
 MICRO = """

@@ -8,11 +8,12 @@ import pytest
 
 from acting import limits, renderer, run, says
 from running import micro_recipe, train
-from turnwise.build import batched_makers, batches_of, check, tasks_of
-from turnwise.config import load_recipe, parse_recipe
+from turnwise.build import check
 from turnwise.engines.base import Sampling
 from turnwise.envs.hops import Hops
 from turnwise.evaluate import evaluate
+from turnwise.mixture import batched_makers, batches_of, tasks_of
+from turnwise.recipes import load_recipe, parse_recipe
 from turnwise.rollout.flush import Adaptive, Lockstep
 from turnwise.rollout.group import Practice
 from turnwise.run import fingerprint

@@ -6,7 +6,7 @@ import pytest
 from making import make_group, make_trajectory
 from turnwise import choices
 from turnwise.build import check
-from turnwise.config import parse_recipe
+from turnwise.recipes import parse_recipe
 from turnwise.types import Group, Status
 
 

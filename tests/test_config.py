@@ -8,17 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from making import few, make_group, make_model
 from turnwise import config
-from turnwise.config import (
-    Choice,
-    Recipe,
-    Section,
-    apply_override,
-    check_arguments,
-    choose,
-    load_recipe,
-    parse_recipe,
-    suggest,
-)
+from turnwise.arguments import check_arguments, choose, suggest
+from turnwise.config import Choice, Recipe, Section
+from turnwise.recipes import apply_override, load_recipe, parse_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SMALL = """

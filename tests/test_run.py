@@ -16,7 +16,7 @@ import pytest
 
 from running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
 from turnwise import run
-from turnwise.config import load_recipe
+from turnwise.recipes import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib
-import json
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +24,6 @@ from turnwise.credit.weighting import token_mean
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots import SlotEngine, SlotModel
-from turnwise.envs.base import Environment
 from turnwise.learn.critic import Critic, ValueModel
 from turnwise.learn.learner import Learner
 from turnwise.learn.losses import likelihood
@@ -37,18 +33,18 @@ from turnwise.learn.schedules import Schedule, schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.loop import Settings, Stages
+from turnwise.mixture import batched_makers, batches_of, environment_makers, task_order, tasks_of
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
-from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.batching import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.group import Practice
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
-from turnwise.types import Group, Task
+from turnwise.types import Group
 
 LAYOUTS = {"tree": cut, "packed": pack}
-BUILT_IN = {"hops": "turnwise.envs.hops:Hops", "guess": "turnwise.envs.guess:Guess"}
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -65,92 +61,6 @@ def in_own_thread(name: str) -> Callable[..., Awaitable[Any]]:
         return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
     return run
-
-
-# ---------------------------------------------------------------- environments
-
-
-def environment_class(name: str) -> Any:
-    """The class a recipe's `env.name` means."""
-    target = BUILT_IN.get(name, name)
-    module, colon, attribute = target.partition(":")
-    if not colon:
-        raise ValueError(f'env.name = "{name}" is not built in{config.suggest(name, BUILT_IN)} or write "module:Class"')
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise ValueError(f'env.name = "{name}": {error}; is the module on PYTHONPATH?') from None
-    except AttributeError:
-        raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
-    for method in ("open", "step", "close", "tasks"):
-        if not callable(getattr(found, method, None)):
-            raise ValueError(f'env.name = "{name}": {attribute} needs a method {method}')
-    return found
-
-
-def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
-    """By dataset: makes a fresh environment with the recipe's settings."""
-    makers: dict[str, Callable[[], Environment]] = {}
-    for entry in recipe.env:
-        found = environment_class(entry.name)
-        if not is_batchable(found) and (ignored := entry.batching.changed):
-            raise ValueError(
-                f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
-            )
-        makers[entry.label] = partial(
-            found, **config.check_arguments(entry.name, "env.settings", found, entry.settings)
-        )
-    return makers
-
-
-def batches_of(recipe: Recipe) -> dict[str, Batches]:
-    """By dataset: what puts calls of its environments together, for training and validation alike."""
-    return {
-        entry.label: Batches(
-            environment_class(entry.name),
-            rule=rule_of(entry.batching),
-            slots=entry.batching.slots,
-            call_seconds=recipe.rollout.turn_seconds,
-        )
-        for entry in recipe.env
-    }
-
-
-def batched_makers(
-    recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool
-) -> dict[str, Callable[[], Environment]]:
-    """By dataset: makes a fresh environment whose calls are put together with others."""
-    lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
-    return {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
-
-
-def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:
-    """By dataset: the tasks of a split, at most `count` of each."""
-    datasets = {}
-    for entry in recipe.env:
-        found = environment_class(entry.name)
-        arguments = config.check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, ("self", "split", "seed"))
-        made = islice(found.tasks(split, recipe.seed if split == "train" else 0, **arguments), count)
-        tasks = [checked(task, entry.label) for task in made]
-        if not tasks:
-            raise ValueError(f"{entry.label} has no {split} tasks")
-        datasets[entry.label] = tasks
-    return datasets
-
-
-def checked(task: Task, dataset: str) -> Task:
-    """The task under its dataset's name, once its data is known to be JSON: the archive will have to write it."""
-    if not isinstance(task, Task):
-        raise ValueError(f"{dataset}: tasks must be Task values, got {type(task).__name__}")
-    try:
-        json.dumps(task.data)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{dataset}: the data of task {task.id} is not JSON: {error}") from None
-    return Task(task.id, dataset, task.data)
-
-
-def task_order(recipe: Recipe, datasets: Mapping[str, list[Task]]) -> TaskOrder:
-    return TaskOrder(datasets, {entry.label: entry.weight for entry in recipe.env}, recipe.seed)
 
 
 def limits(recipe: Recipe) -> Limits:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from turnwise import config
-from turnwise.config import Recipe
+from turnwise.arguments import choose
+from turnwise.config import Choice, Recipe
 from turnwise.credit.charge import charged
 from turnwise.credit.correction import Correction
 from turnwise.credit.estimators import BY_TOKEN, COMPARE_ATTEMPTS, ESTIMATORS, NEEDS, Credit, critic_targets
@@ -102,13 +102,13 @@ def needs(recipe: Recipe) -> frozenset[str]:
 def failure_of(recipe: Recipe) -> Callable[[Group], Group]:
     """What becomes of attempts that failed for good."""
     choice = recipe.rollout.on_failure
-    arguments = config.choose("rollout.on_failure", choice, ON_FAILURE, ("group",))
+    arguments = choose("rollout.on_failure", choice, ON_FAILURE, ("group",))
     return partial(ON_FAILURE[choice.name], **arguments)
 
 
 def keep_of(recipe: Recipe) -> Callable[[Group], bool]:
     """Whether a group is worth training on."""
-    arguments = config.choose("filter", recipe.filter, FILTERS, ("group",))
+    arguments = choose("filter", recipe.filter, FILTERS, ("group",))
     if recipe.filter.name == "zero_variance" and recipe.credit.name not in WITHIN_GROUPS:
         raise ValueError(
             f"filter zero_variance would drop groups that still carry signal for {recipe.credit.name}; "
@@ -123,7 +123,7 @@ def keep_of(recipe: Recipe) -> Callable[[Group], bool]:
 
 
 def estimator_arguments(recipe: Recipe) -> dict[str, Any]:
-    return config.choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores", "kl"))
+    return choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores", "kl"))
 
 
 def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
@@ -147,7 +147,7 @@ def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
 
 
 def weighting_of(recipe: Recipe) -> Weighting:
-    arguments = config.choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
+    arguments = choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     return TRUNCATIONS[recipe.rollout.truncated].weigh(partial(WEIGHTINGS[recipe.weighting.name], **arguments))
 
 
@@ -192,8 +192,8 @@ def policy_loss(recipe: Recipe) -> Loss:
     """The loss function with its settings."""
     apart = ("anchor", "scope") if recipe.loss.name in OF_SEQUENCES else ("anchor",)
     named = {key: value for key, value in recipe.loss.arguments.items() if key not in apart}
-    choice = config.Choice(name=recipe.loss.name, **named)
-    arguments = config.choose("loss", choice, LOSSES, ("logprobs", "old", "advantages"))
+    choice = Choice(name=recipe.loss.name, **named)
+    arguments = choose("loss", choice, LOSSES, ("logprobs", "old", "advantages"))
     loss = partial(LOSSES[recipe.loss.name], **arguments)
     refuse_bad_settings(loss)
     ratio = ratio_of(recipe)

@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def recipe_of(what: str | None, overrides: list[str]) -> Any:
-    from turnwise.config import load_recipe
+    from turnwise.recipes import load_recipe
 
     if what is None:
         raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")

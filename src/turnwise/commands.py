@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from turnwise import config
+from turnwise import recipes
 from turnwise.cli import recipe_of
+from turnwise.config import Recipe
 from turnwise.screen import Screen, open_screen
 
 Summary = dict[str, Any] | None
@@ -145,7 +146,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise import build, run
+    from turnwise import build, mixture, run
     from turnwise.evaluate import evaluate
 
     recipe, path = model_to_evaluate(chosen)
@@ -159,7 +160,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
         else:
             model, tokenizer = await build.model_and_tokenizer(recipe, path)
         parts = build.build(recipe, model, tokenizer)
-        tasks = [t for ts in build.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
+        tasks = [t for ts in mixture.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
         found = {}
         for kind in ("sampled", "greedy"):
             practice = build.exam_of(recipe, parts.engine, parts.renderer, parts.batches, greedy=kind == "greedy")
@@ -177,7 +178,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def model_to_evaluate(chosen: argparse.Namespace) -> tuple[config.Recipe, Path | None]:
+def model_to_evaluate(chosen: argparse.Namespace) -> tuple[Recipe, Path | None]:
     """The recipe and the model folder of a run, or a recipe alone."""
     from turnwise.runs.checkpoint import latest_checkpoint
     from turnwise.runs.folder import RunFolder
@@ -190,8 +191,8 @@ def model_to_evaluate(chosen: argparse.Namespace) -> tuple[config.Recipe, Path |
     folder = RunFolder.open(where)
     tree = json.loads(folder.config.read_text())
     for override in chosen.overrides:
-        config.apply_override(tree, override)
-    recipe = config.parse_recipe(tree, str(folder.config))
+        recipes.apply_override(tree, override)
+    recipe = recipes.parse_recipe(tree, str(folder.config))
     if chosen.checkpoint is not None:
         path = folder.checkpoints / f"step-{chosen.checkpoint:06d}"
         if not path.is_dir():
@@ -251,6 +252,6 @@ def play_command(chosen: argparse.Namespace) -> int:
     else:
         tree: dict[str, Any] = {"env": [{"name": chosen.what}]}
         for override in chosen.overrides:
-            config.apply_override(tree, override)
-        recipe = config.parse_recipe(tree, "play")
+            recipes.apply_override(tree, override)
+        recipe = recipes.parse_recipe(tree, "play")
     return asyncio.run(play.play(recipe, chosen.task))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.config import Recipe, parse_recipe
+from turnwise.config import Recipe
+from turnwise.recipes import parse_recipe
 from turnwise.runs.archive import Record, archived_steps, read_step
 from turnwise.runs.checkpoint import NAME, Checkpoint, latest_checkpoint, read_checkpoint
 from turnwise.runs.folder import RunFolder

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.build import check, environment_makers, limits, model_and_tokenizer, tasks_of
+from turnwise.build import check, limits, model_and_tokenizer
 from turnwise.config import Recipe
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
+from turnwise.mixture import environment_makers, tasks_of
 from turnwise.rollout.agent import Attempt, attempt
 from turnwise.rollout.render import Renderer
 from turnwise.types import Tokens

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from turnwise import __version__
-from turnwise.build import Parts, build, build_sft, check, exam_of, model_and_tokenizer, set_threads, tasks_of
-from turnwise.config import Recipe, parse_recipe
+from turnwise.build import Parts, build, build_sft, check, exam_of, model_and_tokenizer, set_threads
+from turnwise.config import Recipe
 from turnwise.engines.slots import SlotEngine
 from turnwise.evaluate import evaluate
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, Waiting, train
+from turnwise.mixture import tasks_of
+from turnwise.recipes import parse_recipe
 from turnwise.runs import archive, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.atomic import atomic_folder, write_atomically

@@ -3,9 +3,9 @@ import pytest
 
 from credit.stepping import random_scores
 from making import make_group, make_trajectory
-from turnwise.config import parse_recipe
 from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS, keep_all, zero_variance
+from turnwise.recipes import parse_recipe
 from turnwise.types import Group, Task
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from acting import byte_tokenizer
 from making import gradients, make_model
 from turnwise.build import Parts, build
-from turnwise.config import apply_override, parse_recipe
 from turnwise.loop import train_step
+from turnwise.recipes import apply_override, parse_recipe
 from turnwise.schedule.take import Taken
 from turnwise.types import Group
 

@@ -13,11 +13,11 @@ import torch
 
 from acting import byte_tokenizer, run
 from turnwise import build as building
-from turnwise.config import parse_recipe
 from turnwise.engines.slots import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
 from turnwise.loop import Progress, train
+from turnwise.recipes import parse_recipe
 from turnwise.schedule.take import RunStopped
 from turnwise.types import Message, Task
 

@@ -273,7 +273,7 @@ def test_a_model_that_cannot_recompute_its_layers_is_refused(monkeypatch):
 
 
 def recipe_of(**settings):
-    from turnwise.config import parse_recipe
+    from turnwise.recipes import parse_recipe
 
     return parse_recipe({"env": {"name": "hops"}, **settings}, "test.toml")
 
@@ -315,7 +315,7 @@ def test_a_policy_computes_in_training_mode_with_its_own_attention():
 
 def test_a_missing_model_folder_is_one_line_before_anything_is_loaded(tmp_path):
     from turnwise.build import check
-    from turnwise.config import parse_recipe
+    from turnwise.recipes import parse_recipe
 
     recipe = parse_recipe({"env": {"name": "hops"}, "model": {"path": str(tmp_path / "none")}}, "test.toml")
     with pytest.raises(ValueError, match=r'^no model folder at .*none; save one there .* or set model\.path = "tiny"$'):

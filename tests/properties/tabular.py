@@ -7,11 +7,11 @@ import torch
 
 from making import make_turn
 from turnwise import choices
-from turnwise.config import parse_recipe
 from turnwise.learn.learner import Learner
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.loop import Settings, Stages, train_step
 from turnwise.plan.pack import lay_out
+from turnwise.recipes import parse_recipe
 from turnwise.schedule.take import Taken
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
