@@ -23,11 +23,10 @@ import math
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise.learn import policy as policies
 from turnwise.learn.blocks import Relay
@@ -143,8 +143,6 @@ LAYOUTS: dict[str, Callable[[list[Turn], int], list[Plan]]] = {
 
 
 def make_learner(size: str, positions: int = 65536) -> Learner:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(0)
     shape = MODELS[size]
     heads = shape["num_attention_heads"]
@@ -300,12 +298,9 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def in_process(which: str, *arguments: Any) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", json.dumps([which, *arguments])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """Measured in a fork of this process, which has imported everything and computed nothing."""
+    with get_context("fork").Pool(1, torch.set_num_threads, (1,)) as pool:
+        return pool.apply(MEASURES[which], arguments)
 
 
 # ---------------------------------------------------------------- the four tables
@@ -435,13 +430,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the speed table")
     parser.add_argument("--quick", action="store_true", help="small workloads: under a minute")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.measure:
-        torch.set_num_threads(1)
-        which, *arguments = json.loads(chosen.measure)
-        print(json.dumps(MEASURES[which](*arguments)))
-        return
     parts = {**PARTS, "speed": partial(speed, names=chosen.cases)}
     found = {name: parts[name](chosen.quick) for name in chosen.only}
     if chosen.json:
