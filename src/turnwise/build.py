@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,25 +40,10 @@ from turnwise.rollout.group import Practice
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
+from turnwise.schedule.workers import Workers, in_own_thread, inline
 from turnwise.types import Group
 
 LAYOUTS = {"tree": cut, "packed": pack}
-
-
-async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call in the event loop itself: nothing else runs meanwhile."""
-    return function(*arguments)
-
-
-def in_own_thread(name: str) -> Callable[..., Awaitable[Any]]:
-    """Calls in one thread that is always the same: a thread has its own memory arena and its own OpenMP team, and a
-    pool would grow one of each per worker."""
-    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    async def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
-
-    return run
 
 
 def limits(recipe: Recipe) -> Limits:
@@ -222,7 +205,9 @@ def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
     return Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools, ends)
 
 
-def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotEngine:
+def engine_of(
+    recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread
+) -> SlotEngine:
     """The in-process engine: on the learner's own module at lag 0, on a copy where sampling and learning overlap."""
     overlapping = recipe.max_lag > 0
     slot_model = SlotModel(
@@ -235,7 +220,7 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> S
         version=version,
     )
     return SlotEngine(
-        slot_model, run=in_own_thread("engine") if overlapping else inline, shares_weights=not overlapping
+        slot_model, run=workers("engine") if overlapping else inline, shares_weights=not overlapping
     )
 
 
@@ -274,15 +259,22 @@ def exam_of(
     )
 
 
-def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0, start: Callable[[], Any] | None = None) -> Parts:
+def build(
+    recipe: Recipe,
+    model: Any,
+    tokenizer: Any,
+    step: int = 0,
+    start: Callable[[], Any] | None = None,
+    workers: Workers = in_own_thread,
+) -> Parts:
     """The parts of a reinforcement-learning run that has done `step` steps; `start` gives the model it started from,
-    where that is not `model` itself."""
+    where that is not `model` itself, and `workers` make the calls of engine and learner where these overlap."""
     check(recipe)
     renderer = renderer_of(recipe, model, tokenizer)
     frozen = frozen_models(recipe, tokenizer, start or (lambda: copy.deepcopy(model)))
     updates = recipe.steps * recipe.updates_per_step
     learner = learner_of(recipe, model, recipe.optimizer, updates, frozen, critic_of(recipe, model))
-    engine = engine_of(recipe, model, renderer, step)
+    engine = engine_of(recipe, model, renderer, step, workers)
     batches = batches_of(recipe)
     practice = practice_of(recipe, engine, renderer, batches)
     settle = choices.failure_of(recipe)
@@ -300,7 +292,7 @@ def build(recipe: Recipe, model: Any, tokenizer: Any, step: int = 0, start: Call
         weigh=choices.weighting_of(recipe),
         anchor=choices.ratio_of(recipe).compare,
         objective=choices.objective_of(recipe),
-        run=in_own_thread("learner") if recipe.max_lag else inline,
+        run=workers("learner") if recipe.max_lag else inline,
     )
     order = task_order(recipe, tasks_of(recipe, "train"))
     return Parts(recipe, tokenizer, renderer, learner, engine, batches, order, settings_of(recipe), stages)

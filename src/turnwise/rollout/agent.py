@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,14 +182,14 @@ async def play(
         clock.start_call()
         completion = await engine.generate(prompt.tokens, call, session=which.session, seed=seed)
         said = renderer.said(prompt.tokens, completion.tokens)
-        before = time.perf_counter()
+        before = clock.now()
         try:
             reply = answered(said.fault, reply) if said.fault else await ask(clock, environment.step, said)
         except BaseException:  # the action that broke the environment is what a penalty must reach
-            record.turns.append(recorded(prompt, completion, said, Reply(), time.perf_counter() - before))
+            record.turns.append(recorded(prompt, completion, said, Reply(), clock.now() - before))
             raise
         record.pay(reply)
-        turn = recorded(prompt, completion, said, reply, time.perf_counter() - before)
+        turn = recorded(prompt, completion, said, reply, clock.now() - before)
         record.turns.append(turn)
         if reply.finished:
             return Status.finished
