@@ -7,7 +7,11 @@ from turnwise.envs.hops import Hops
 
 
 class Slow(Hops):
-    """Lookups that take seconds, sometimes fail and sometimes never answer."""
+    """Lookups that take seconds, times `pace`, sometimes fail and sometimes never answer."""
+
+    def __init__(self, pace: float = 1.0, **settings):
+        super().__init__(**settings)
+        self.pace = pace
 
     async def open(self, task):
         self.random = Random(task.data["store"])
@@ -15,10 +19,10 @@ class Slow(Hops):
 
     async def step(self, message):
         chance = Random(f"{self.random.random()} {message.content}")
-        await asyncio.sleep(chance.lognormvariate(0.0, 1.0))
+        await asyncio.sleep(self.pace * chance.lognormvariate(0.0, 1.0))
         fate = chance.random()
         if fate < 0.03:
             raise RuntimeError("the store is down")
         if fate < 0.05:
-            await asyncio.sleep(10_000)
+            await asyncio.sleep(10_000 * self.pace)
         return await super().step(message)

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -36,11 +36,11 @@ from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import Practice, all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
-from turnwise.schedule.workers import Workers, in_own_thread, inline
+from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.types import Group
 
 LAYOUTS = {"tree": cut, "packed": pack}
@@ -65,15 +65,14 @@ async def tiny_texts(recipe: Recipe, count: int = 256) -> list[str]:
     """Conversations of the recipe's environments, for a tokenizer to learn its words from."""
     spell = Renderer(build_tokenizer([]))
     makers = environment_makers(recipe)
-    generous = Limits(recipe.rollout.max_turns, 1 << 20, 1 << 20, 1 << 21)
-    texts = []
+    generous = replace(
+        limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21
+    )
     expert = Demonstrator(makers, spell, generous, recipe.seed, noise=0.2)
-    for tasks in tasks_of(recipe, "train", count).values():
-        for task in tasks:
-            group = await expert.group(task, 0)
-            for trajectory in (*group.trajectories, *group.failed):
-                for last in trajectory.turns[-1:]:
-                    texts.append(spell.decode([*last.prompt, *last.action]))
+    tasks = [task for of_dataset in tasks_of(recipe, "train", count).values() for task in of_dataset]
+    groups = await all_of(expert.group(task, 0) for task in tasks)
+    played = [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
+    texts = [spell.decode([*last.prompt, *last.action]) for made in played for last in made.turns[-1:]]
     return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
 
 
@@ -113,6 +112,8 @@ class Parts:
     renderer: Renderer
     learner: Learner
     engine: Engine
+    exam_engine: Engine
+    """What held-out attempts are sampled by: the same, or one of its own where they overlap training."""
     batches: Mapping[str, Batches]
     """By dataset."""
     tasks: TaskOrder
@@ -209,9 +210,15 @@ def engine_of(
     recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread
 ) -> SlotEngine:
     """The in-process engine: on the learner's own module at lag 0, on a copy where sampling and learning overlap."""
-    overlapping = recipe.max_lag > 0
+    return slot_engine(recipe, model, renderer, version, workers("engine") if recipe.max_lag else None)
+
+
+def slot_engine(
+    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
+) -> SlotEngine:
+    """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
     slot_model = SlotModel(
-        copy.deepcopy(model) if overlapping else model,
+        model if worker is None else copy.deepcopy(model),
         slots=recipe.engine.slots,
         context=recipe.engine.context or recipe.rollout.max_trajectory_tokens,
         end_tokens=renderer.end_tokens,
@@ -219,9 +226,7 @@ def engine_of(
         dtype=DTYPES[recipe.model.dtype],
         version=version,
     )
-    return SlotEngine(
-        slot_model, run=workers("engine") if overlapping else inline, shares_weights=not overlapping
-    )
+    return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
 
 
 def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches]) -> Practice:
@@ -268,13 +273,15 @@ def build(
     workers: Workers = in_own_thread,
 ) -> Parts:
     """The parts of a reinforcement-learning run that has done `step` steps; `start` gives the model it started from,
-    where that is not `model` itself, and `workers` make the calls of engine and learner where these overlap."""
+    where that is not `model` itself, and `workers` make the calls of engines and learner where these overlap."""
     check(recipe)
     renderer = renderer_of(recipe, model, tokenizer)
     frozen = frozen_models(recipe, tokenizer, start or (lambda: copy.deepcopy(model)))
     updates = recipe.steps * recipe.updates_per_step
     learner = learner_of(recipe, model, recipe.optimizer, updates, frozen, critic_of(recipe, model))
     engine = engine_of(recipe, model, renderer, step, workers)
+    overlap = recipe.evaluation.overlap
+    exam_engine = slot_engine(recipe, model, renderer, step, workers("exam")) if overlap else engine
     batches = batches_of(recipe)
     practice = practice_of(recipe, engine, renderer, batches)
     settle = choices.failure_of(recipe)
@@ -292,10 +299,10 @@ def build(
         weigh=choices.weighting_of(recipe),
         anchor=choices.ratio_of(recipe).compare,
         objective=choices.objective_of(recipe),
-        run=workers("learner") if recipe.max_lag else inline,
+        run=workers("learner") if recipe.max_lag or overlap else inline,
     )
     order = task_order(recipe, tasks_of(recipe, "train"))
-    return Parts(recipe, tokenizer, renderer, learner, engine, batches, order, settings_of(recipe), stages)
+    return Parts(recipe, tokenizer, renderer, learner, engine, exam_engine, batches, order, settings_of(recipe), stages)
 
 
 def settings_of(recipe: Recipe) -> Settings:
@@ -367,4 +374,4 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         gap_limit=math.inf,
     )
     nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
-    return Parts(recipe, tokenizer, renderer, learner, nobody, {}, order, settings, stages)
+    return Parts(recipe, tokenizer, renderer, learner, nobody, nobody, {}, order, settings, stages)
