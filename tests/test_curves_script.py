@@ -115,8 +115,3 @@ def test_credit_of_last_turns_is_that_of_all_turns_there_and_zero_elsewhere(curv
         np.testing.assert_array_equal(got, whole * is_last)
     assert (ledger.turns, ledger.without_credit) == (10, 7)
     assert (ledger.compared, ledger.compared_without_credit) == (6, 3)
-
-
-def test_the_interval_is_students(curves):
-    assert curves.half_width([0.0, 1.0, 2.0]) == pytest.approx(4.303 / 3**0.5)
-    assert np.isnan(curves.half_width([0.5]))

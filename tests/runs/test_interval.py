@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.runs.interval import clustered, wilson
+from turnwise.runs.interval import clustered, half_width, wilson
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,9 @@ def test_any_tallies_have_an_interval_around_their_rate(tallies):
     rate = sum(s for s, _ in tallies) / total if total else 0.0
     assert 0.0 <= low <= rate + 1e-12
     assert rate - 1e-12 <= high <= 1.0
+
+
+def test_the_interval_of_a_mean_is_students():
+    assert half_width([0.0, 1.0, 2.0]) == pytest.approx(4.303 / 3**0.5)
+    assert half_width([0.0, 1.0] * 20) == pytest.approx(2.0227 * np.std([0.0, 1.0] * 20, ddof=1) / 40**0.5, rel=1e-3)
+    assert math.isnan(half_width([0.5]))

@@ -1,9 +1,26 @@
-"""Confidence intervals of shares."""
+"""Confidence intervals of shares and of means."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t with 1, 2, ... 15 degrees of freedom."""
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the 95 % t-interval of a mean, such as that of several seeds; NaN for a single
+    value.
+
+    Example:
+        half_width([0.91, 0.95, 0.93]) is about 0.05
+    """
+    if len(values) < 2:
+        return math.nan
+    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else 1.96 + 2.5 / (len(values) - 1)
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
