@@ -36,6 +36,7 @@ from turnwise.types import Message, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 SHARE = 0.6
+QUICK = ("steps=3", "groups_per_step=4", "evaluation.final_tasks=1", "sft.updates=8")
 
 
 class Late(Hops):
@@ -75,7 +76,8 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
     check(recipe)
     set_threads(recipe)
     screen, state = Silent(), run.State()
-    model, tokenizer = await run.warm_model(load_recipe(RECIPE, [f"seed={recipe.seed}"]), screen, {}, asyncio.Event())
+    plain = recipe.model_copy(update={"env": load_recipe(RECIPE).env})  # so that all share one warm start
+    model, tokenizer = await run.warm_model(plain, screen, {}, asyncio.Event())
     own = run.Run(recipe, RunFolder.create(recipe.out, {}), build(recipe, model, tokenizer), state, screen)
     if recipe.evaluation.final_tasks > 1:
         await own.before()
@@ -108,9 +110,9 @@ def lines_seconds(ended: list[float], start: float) -> float:
     return (ended[-2] - start) / (len(ended) - 1)
 
 
-def fitted(folder: Path, steps: int) -> tuple[float, float]:
+def fitted(folder: Path, *overrides: str) -> tuple[float, float]:
     """(scale of the latency, share of a synchronous step that is then waiting)."""
-    few = (f"steps={steps}", "max_lag=0", "evaluation.final_tasks=1")
+    few = ("steps=6", "max_lag=0", "evaluation.final_tasks=1", *overrides)
     bare = asyncio.run(trained(folder, 0.0, *few))["seconds_per_step"]
     scale = bare / 10
     for _ in range(3):
@@ -149,11 +151,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
-    size = ("steps=4", "evaluation.final_tasks=1") if chosen.quick else ()
+    size = QUICK if chosen.quick else ()
     runs: dict[int, list[dict[str, float]]] = {0: [], chosen.lag: []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scale, share = fitted(folder, 3 if chosen.quick else 6)
+        scale, share = fitted(folder, *size)
         print(f"waiting is {share:.0%} of a synchronous step", flush=True)
         for seed in seeds:
             for lag, found in runs.items():
