@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import math
+import random
 
 import pytest
 
@@ -10,7 +11,7 @@ from turnwise.envs.base import Reply
 from turnwise.evaluate import Result, evaluate, pass_at
 from turnwise.rollout.group import Practice
 from turnwise.runs.interval import wilson
-from turnwise.types import Group, Status, Task
+from turnwise.types import Group, Status, Task, Trajectory
 
 
 class Told:
@@ -36,7 +37,7 @@ def tasks(*paid, dataset="hops"):
     return [Task(f"{dataset}-{number}", dataset, {"paid": value}) for number, value in enumerate(paid)]
 
 
-def examine(chosen, attempts=1, success_at=1.0, environment=Told):
+def examine(chosen, attempts=1, success_at=1.0, environment=Told, seen=lambda group: None):
     practice = Practice(
         {"hops": environment, "guess": environment},
         says(),
@@ -47,7 +48,7 @@ def examine(chosen, attempts=1, success_at=1.0, environment=Told):
         split="heldout/sampled",
         attempts=attempts,
     )
-    return run(evaluate(practice, chosen, success_at))
+    return run(evaluate(practice, chosen, success_at, seen))
 
 
 def test_every_attempt_counts_once():
@@ -210,3 +211,68 @@ def test_datasets_have_their_own_headlines():
     assert (metrics["hops/tasks"], metrics["guess/attempts"]) == (3, 4)
     assert metrics["hops/success_low"] < metrics["hops/success"]
     assert metrics["success"] == pytest.approx(0.6)
+
+
+# ---------------------------------------------------------------- against slow references
+
+
+def slow_interval(tallies, z=1.96):
+    """The rates that are within z of their own standard errors of what was found, searched for one by one. Where tasks
+    were attempted several times, it is found by as many independent attempts as would leave it as uncertain as the
+    spread between tasks does."""
+    tasks, total = len(tallies), sum(attempts for _, attempts in tallies)
+    rate = sum(successes for successes, _ in tallies) / total
+    size = float(tasks)
+    if tasks > 1 and total > tasks and 0 < rate < 1:
+        spread = sum((successes / total - rate * attempts / total) ** 2 for successes, attempts in tallies)
+        variance = spread * tasks / (tasks - 1)
+        size = min(total, max(tasks, rate * (1 - rate) / variance)) if variance else total
+    grid = [p / 40_000 for p in range(40_001)]
+    fits = [p for p in grid if abs(rate - p) <= z * math.sqrt(p * (1 - p) / size)]
+    return fits[0], fits[-1]
+
+
+def outcomes(num_tasks, attempts, kind):
+    """What each attempt at each task comes to, of every sort, the same each time."""
+    chance = random.Random(f"{num_tasks} {attempts} {kind}")
+    sorts = [0.0, 1.0] if kind == "sound" else [0.0, 1.0, "fail"]
+    return [[chance.choice(sorts) for _ in range(attempts)] for _ in range(num_tasks)]
+
+
+@pytest.mark.parametrize("kind", ["sound", "failing"])
+@pytest.mark.parametrize("attempts", [1, 8])
+@pytest.mark.parametrize("num_tasks", [1, 2, 13])
+def test_counts_intervals_and_pass_at_k_are_those_of_slow_references(num_tasks, attempts, kind):
+    told = outcomes(num_tasks, attempts, kind)
+    metrics = examine(tasks(*[list(paid) for paid in told]), attempts=attempts).metrics(7)
+    tallies = [(paid.count(1.0), attempts) for paid in told]
+    flat = [outcome for paid in told for outcome in paid]
+    counting = [outcome for outcome in flat if outcome != "fail"]
+    assert (metrics["tasks"], metrics["attempts"]) == (num_tasks, num_tasks * attempts)
+    assert metrics["trajectory/count"] == len(counting)
+    assert metrics["trajectory/failed"] == flat.count("fail")
+    assert metrics["success"] == flat.count(1.0) / len(flat)
+    assert metrics["return"] == pytest.approx(sum(counting) / len(counting) if counting else math.nan, nan_ok=True)
+    low, high = slow_interval(tallies)
+    assert metrics["success_low"] == pytest.approx(low, abs=5e-5)
+    assert metrics["success_high"] == pytest.approx(high, abs=5e-5)
+    for k in (2, 4, 8):
+        if k > attempts:
+            assert f"pass@{k}" not in metrics
+        else:
+            wanted = sum(slow_pass_at(k, *tally) for tally in tallies) / num_tasks
+            assert metrics[f"pass@{k}"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_groups_are_seen_as_they_are_made():
+    seen = []
+    result = examine(tasks(1.0, 0.0, "fail"), attempts=2, seen=seen.append)
+    assert sorted(group.task.id for group in seen) == ["hops-0", "hops-1", "hops-2"]
+    assert result.num_failed == 2
+    assert len(result.attempts) == 6
+
+
+def test_a_result_knows_the_versions_that_made_it():
+    mixed = Result((group(1.0, versions=(3, 3)), group(0.0, versions=(4,))), 1.0)
+    assert mixed.versions == {3, 4}
+    assert Result((Group(Task("x", "hops"), (), (Trajectory((), Status.failed),)),), 1.0).versions == set()

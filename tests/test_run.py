@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from turnwise import run
 from turnwise.recipes import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
+from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
 from turnwise.schedule.take import RunStopped
 from turnwise.types import turns_of
@@ -39,7 +41,52 @@ def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> Non
     assert lines[0]["eval/sampled/attempts"] == 16
     assert lines[2]["eval/sampled/attempts"] == 8
     assert archived_steps(folder.archive) == [1, 2, 3, 4]
+    assert [version for version, _ in evaluated(folder.evaluations)] == [0, 0, 2, 4, 4]
     assert latest_checkpoint(folder.checkpoints).step == 4
+
+
+def dumps(out: str) -> dict[str, list[Any]]:
+    """By file: all that evaluations left on disk, timings aside."""
+    found: dict[str, list[Any]] = {}
+    for path in sorted(RunFolder.open(out).evaluations.iterdir()):
+        if path.suffix == ".jsonl":
+            found[path.name] = [json.loads(line) for line in path.read_text().splitlines()]
+        else:
+            found[path.name] = [
+                (record.group.task, trajectory.status, *(a.tolist() for a in (turn.prompt, turn.action, turn.logprobs)))
+                for record in read_step(path)
+                for trajectory in (*record.group.trajectories, *record.group.failed)
+                for turn in trajectory.turns
+            ]
+    return found
+
+
+def test_every_attempt_of_an_evaluation_is_left_on_disk_with_its_ids_and_its_version(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "steps=2", "evaluation.attempts=3")
+    train(recipe)
+    folder = RunFolder.open(recipe.out)
+    lines = {int(line["step"]): line for line in untimed(folder.metrics)}
+    for version, kind in evaluated(folder.evaluations):
+        name = folder.evaluations / f"step-{version:06d}-{kind}"
+        metrics = {k.removeprefix(f"eval/{kind}/"): v for k, v in lines[version].items()}
+        made = [json.loads(line) for line in name.with_suffix(".jsonl").read_text().splitlines()]
+        ids = [(line["dataset"], line["task"], line["attempt"], line["turn"]) for line in made]
+        assert len(set(ids)) == len(ids) == metrics["turn/count"]
+        attempts = {one[:3] for one in ids}
+        assert len(attempts) == metrics["attempts"] == (48 if kind == "sampled" else 16)
+        assert len({one[1] for one in ids}) == metrics["tasks"] == 16
+        assert {line["version"] for line in made} == {version}
+        groups = [record.group for record in read_step(name.with_suffix(".parquet"))]
+        assert {group.task.id for group in groups} == {one[1] for one in ids}
+        assert all((turn.versions == version).all() for turn in turns_of(groups))
+
+
+def test_the_newest_evaluations_stay_and_those_of_the_best(tmp_path: Path) -> None:
+    recipe = micro_recipe(tmp_path, "evaluation.every=1", "runs.evaluations=2")
+    train(recipe)
+    folder = RunFolder.open(recipe.out)
+    best = latest_checkpoint(folder.checkpoints).state["best_step"]
+    assert {version for version, _ in evaluated(folder.evaluations)} == {3, 4, best}
 
 
 def test_engine_and_learner_agree_on_every_step(tmp_path: Path) -> None:
@@ -128,6 +175,7 @@ def test_a_stopped_run_resumes_to_the_same_metrics(tmp_path: Path) -> None:
     summary = resume(Path(parts.out))
     assert summary["updates"] == 4
     assert untimed(Path(whole.out) / "metrics.jsonl") == untimed(Path(parts.out) / "metrics.jsonl")
+    assert dumps(whole.out) == dumps(parts.out)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -171,6 +219,7 @@ def test_kill_9_and_resume_gives_the_same_metrics(tmp_path: Path, kills: tuple[i
     resume(out)
     assert untimed(Path(whole.out) / "metrics.jsonl") == untimed(out / "metrics.jsonl")
     assert archived_steps(out / "archive") == [1, 2, 3, 4]
+    assert dumps(whole.out) == dumps(str(out))
 
 
 class AlwaysRaises:

@@ -14,12 +14,21 @@ EPILOG = """examples:
   turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
   turnwise train recipes/quickstart.toml max_lag=2 seed=1      override any key of the recipe
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
-  turnwise eval runs/quickstart                                held-out success of its last checkpoint
+  turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
   turnwise verify runs/quickstart                              prove that layouts change neither loss nor gradient
   turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise play hops                                           play an environment yourself
   turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
+"""
+
+EVAL_EPILOG = """examples:
+  turnwise eval runs/quickstart                                its last checkpoint, as at the end of training
+  turnwise eval runs/quickstart --checkpoint 20 --tasks 1000   another checkpoint, more tasks
+  turnwise eval runs/quickstart --attempts 8                   with pass@2, pass@4 and pass@8
+  turnwise eval runs/quickstart --tasks mine.jsonl             tasks of your own
+  turnwise eval models/warm --recipe recipes/quickstart.toml   a model that save_pretrained or turnwise sft wrote
+  turnwise eval recipes/quickstart.toml                        the model that training would start from
 """
 
 
@@ -42,14 +51,30 @@ def parser() -> argparse.ArgumentParser:
     sft.add_argument("recipe", help="a TOML file with an [sft] table")
     sft.add_argument("overrides", nargs="*", metavar="key=value")
 
-    evaluate = commands.add_parser("eval", help="measure held-out success")
-    evaluate.add_argument(
-        "what", metavar="RUN|RECIPE", help="a run folder (its last checkpoint) or a recipe (its model)"
+    evaluate = commands.add_parser(
+        "eval",
+        help="measure held-out success",
+        description="Attempts at held-out tasks, sampled and greedily: success with its interval, per dataset and\n"
+        "overall. All attempts are left on disk, as Parquet and as lines of JSON.",
+        epilog=EVAL_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.final_tasks=1000")
+    evaluate.add_argument(
+        "what", metavar="RUN|MODEL|RECIPE", help="a run folder (its last checkpoint), a model folder, or a recipe"
+    )
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.temperature=0.7")
+    evaluate.add_argument("--recipe", metavar="RECIPE", help="how to evaluate a model; for a run, instead of its own")
+    evaluate.add_argument(
+        "--tasks",
+        metavar="WHAT",
+        help="so many held-out tasks per environment (evaluation.final_tasks), or a file of tasks, one JSON object a "
+        'line: {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}',
+    )
+    evaluate.add_argument("--attempts", metavar="K", type=int, help="sampled attempts per task (evaluation.attempts)")
     evaluate.add_argument(
         "--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last"
     )
+    evaluate.add_argument("--out", metavar="FOLDER", help="where the attempts go, instead of a new numbered folder")
 
     breaks = commands.add_parser(
         "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"
@@ -76,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; a user's mistake is one line on standard error and exit code 2."""
-    chosen = parser().parse_args(arguments)
+    chosen = parsed(arguments)
     # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
     # several times slower. It has to be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -89,6 +114,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"turnwise: {error}", file=sys.stderr)
         return 2
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The arguments; overrides may stand anywhere. argparse takes a list of positional ones only in one piece, and
+    leaves those that come after an option over."""
+    top = parser()
+    chosen, left = top.parse_known_args(arguments)
+    if left and ("overrides" not in chosen or any(text.startswith("-") for text in left)):
+        top.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        chosen.overrides += left
+    return chosen
 
 
 def recipe_of(what: str | None, overrides: list[str]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import signal
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 
 from turnwise import recipes
 from turnwise.cli import recipe_of
-from turnwise.config import Recipe
 from turnwise.screen import Screen, open_screen
 
 Summary = dict[str, Any] | None
@@ -26,10 +24,15 @@ def train_command(chosen: argparse.Namespace) -> int:
 
     screen = open_screen()
     if chosen.resume:
-        if chosen.recipe or chosen.overrides:
-            raise ValueError("--resume takes everything from the run folder; remove the recipe and the overrides")
+        given = [text for text in (chosen.recipe, *chosen.overrides) if text is not None]
+        if not all(text.startswith("cluster.") for text in given):
+            raise ValueError(
+                "--resume takes everything from the run folder but where it runs; remove what is not cluster.key=value"
+            )
         folder = Path(chosen.resume)
-        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(folder, screen, stop)
+        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(
+            folder, screen, stop, overrides=given
+        )
     else:
         recipe = recipe_of(chosen.recipe, chosen.overrides)
         folder = Path(recipe.out)
@@ -57,7 +60,7 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
     screen.say(
         f"{summary['updates']} updates in {seconds['train']:.0f} s"
         + (f", after a warm start of {seconds['warm_start']:.0f} s" if "warm_start" in seconds else "")
-        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/ and checkpoints/"
+        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/, evaluations/ and checkpoints/"
     )
     return 0
 
@@ -146,62 +149,42 @@ def sft_command(chosen: argparse.Namespace) -> int:
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise import build, mixture, run
-    from turnwise.evaluate import evaluate
+    from turnwise import build
+    from turnwise.appraisal import appraise
+    from turnwise.mixture import read_tasks, tasks_of
+    from turnwise.subject import Subject
 
-    recipe, path = model_to_evaluate(chosen)
-    build.check(recipe)
-    build.set_threads(recipe)
-    screen = open_screen()
-
-    async def work() -> dict[str, Any]:
-        if path is None:
-            model, tokenizer = await run.warm_model(recipe, screen, {}, asyncio.Event())
-        else:
-            model, tokenizer = await build.model_and_tokenizer(recipe, path)
-        parts = build.build(recipe, model, tokenizer)
-        tasks = [t for ts in mixture.tasks_of(recipe, "heldout", recipe.evaluation.final_tasks).values() for t in ts]
-        found = {}
-        for kind in ("sampled", "greedy"):
-            practice = build.exam_of(recipe, parts.engine, parts.renderer, parts.batches, greedy=kind == "greedy")
-            result = await evaluate(practice, tasks, recipe.rollout.success_at)
-            found[kind] = result.metrics(0)
-        await parts.engine.close()
-        return found
-
-    for kind, metrics in asyncio.run(work()).items():
-        screen.say(
-            f"{kind}: success {metrics['success']:.3f} [{metrics['success_low']:.3f}, {metrics['success_high']:.3f}] "
-            f"of {metrics['attempts']:.0f} attempts, reward {metrics['reward/mean']:.3f}, "
-            f"{metrics['trajectory/turns']:.2f} turns"
-        )
+    counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
+    asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
+    overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
+    subject = Subject.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides)
+    build.check(subject.recipe)
+    wanted, screen = subject.recipe.evaluation.final_tasks, open_screen()
+    if chosen.tasks is None or counted:
+        heldout = tasks_of(subject.recipe, "heldout", wanted)
+        tasks = [task for tasks in heldout.values() for task in tasks]
+        for dataset, found in heldout.items():
+            if counted and len(found) < wanted:
+                screen.say(f"{dataset} has only {len(found)} held-out tasks; see env.tasks in the recipe")
+    else:
+        tasks = read_tasks(subject.recipe, Path(chosen.tasks))
+    folder = subject.make_folder(chosen.out)
+    with events(folder):
+        try:
+            appraisal = asyncio.run(appraise(subject, tasks, folder, screen))
+        except KeyboardInterrupt:
+            screen.say("stopped")
+            return 130
+        finally:
+            remove_if_empty(folder)
+    for line in appraisal.describe():
+        screen.say(line)
     return 0
 
 
-def model_to_evaluate(chosen: argparse.Namespace) -> tuple[Recipe, Path | None]:
-    """The recipe and the model folder of a run, or a recipe alone."""
-    from turnwise.runs.checkpoint import latest_checkpoint
-    from turnwise.runs.folder import RunFolder
-
-    where = Path(chosen.what)
-    if not where.is_dir():
-        if chosen.checkpoint is not None:
-            raise ValueError("--checkpoint goes with a run folder, not with a recipe")
-        return recipe_of(chosen.what, chosen.overrides), None
-    folder = RunFolder.open(where)
-    tree = json.loads(folder.config.read_text())
-    for override in chosen.overrides:
-        recipes.apply_override(tree, override)
-    recipe = recipes.parse_recipe(tree, str(folder.config))
-    if chosen.checkpoint is not None:
-        path = folder.checkpoints / f"step-{chosen.checkpoint:06d}"
-        if not path.is_dir():
-            raise ValueError(f"{where} has no checkpoint of step {chosen.checkpoint}; see {folder.checkpoints}")
-        return recipe, path
-    latest = latest_checkpoint(folder.checkpoints)
-    if latest is None:
-        raise ValueError(f"{where} has no checkpoint yet")
-    return recipe, latest.path
+def remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def breaks_command(chosen: argparse.Namespace) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from turnwise import config
 from turnwise.arguments import check_arguments, suggest
+from turnwise.cluster.worlds import Worlds
 from turnwise.config import Recipe
 from turnwise.envs.base import Environment
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
@@ -51,16 +54,17 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
 
 
 def batches_of(recipe: Recipe) -> dict[str, Batches]:
-    """By dataset: what puts calls of its environments together, for training and validation alike."""
-    return {
-        entry.label: Batches(
-            environment_class(entry.name),
-            rule=rule_of(entry.batching),
-            slots=entry.batching.slots,
-            call_seconds=recipe.rollout.turn_seconds,
-        )
-        for entry in recipe.env
-    }
+    """By dataset: what puts calls of its environments together, for training and validation alike, or has them live
+    elsewhere."""
+    return {entry.label: batches_for(recipe, entry) for entry in recipe.env}
+
+
+def batches_for(recipe: Recipe, entry: config.Environment) -> Batches:
+    kind = environment_class(entry.name)
+    if entry.actors:
+        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster)
+    rule, slots = rule_of(entry.batching), entry.batching.slots
+    return Batches(kind, rule=rule, slots=slots, call_seconds=recipe.rollout.turn_seconds)
 
 
 def batched_makers(
@@ -83,6 +87,53 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
             raise ValueError(f"{entry.label} has no {split} tasks")
         datasets[entry.label] = tasks
     return datasets
+
+
+def read_tasks(recipe: Recipe, path: Path) -> list[Task]:
+    """Tasks from JSON lines like {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}. The dataset names an
+    environment of the recipe and may be left out where that has one; a mistake is named by line and field."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read tasks from {path} ({error.strerror}); give a number or a file") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from None
+    labels = [entry.label for entry in recipe.env]
+    tasks: dict[Task, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            task = task_of(json.loads(line), labels)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if task in tasks:
+            raise ValueError(f'{path}, line {number}: id "{task.id}" is that of line {tasks[task]}; give each its own')
+        tasks[task] = number
+    if not tasks:
+        raise ValueError(f"{path} holds no tasks; write one a line")
+    return list(tasks)
+
+
+def task_of(row: Any, labels: Sequence[str]) -> Task:
+    """The task that a row describes, for one of the environments with these labels."""
+    if not isinstance(row, dict):
+        raise ValueError(f'expected {{"id": ..., "dataset": ..., "data": {{...}}}}, got {type(row).__name__}')
+    fields: dict[str, Any] = {"id": None, "dataset": labels[0] if len(labels) == 1 else None, "data": {}}
+    for name in row:
+        if name not in fields:
+            raise ValueError(f'unknown field "{name}"{suggest(name, list(fields))}')
+    given = {**fields, **row}
+    if not isinstance(given["id"], str) or not given["id"]:
+        raise ValueError(f"id: needs to be a text, got {json.dumps(given['id'])}")
+    if given["dataset"] not in labels:
+        wanted = suggest(str(given["dataset"]), labels)
+        raise ValueError(f"dataset: {json.dumps(given['dataset'])} is no environment of the recipe{wanted}")
+    if not isinstance(given["data"], dict):
+        raise ValueError(f"data: needs to be an object, got {json.dumps(given['data'])}")
+    return Task(given["id"], given["dataset"], given["data"])
 
 
 def checked(task: Task, dataset: str) -> Task:

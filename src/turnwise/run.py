@@ -7,32 +7,42 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turnwise import __version__
-from turnwise.build import Parts, build, build_sft, check, exam_of, model_and_tokenizer, set_threads
+from turnwise.build import Parts, build, build_sft, check, model_and_tokenizer, set_threads
 from turnwise.config import Recipe
 from turnwise.engines.slots import SlotEngine
-from turnwise.evaluate import evaluate
+from turnwise.engines.vllm import VllmEngine
+from turnwise.examiner import Exam, Examiner
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, Waiting, train
 from turnwise.mixture import tasks_of
-from turnwise.recipes import parse_recipe
-from turnwise.runs import archive, tracker
+from turnwise.recipes import apply_override, parse_recipe
+from turnwise.runs import archive, evaluations, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.atomic import atomic_folder, write_atomically
-from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, prune_checkpoints, write_checkpoint
+from turnwise.runs.checkpoint import (
+    Checkpoint,
+    checkpoint_path,
+    latest_checkpoint,
+    prune_checkpoints,
+    write_checkpoint,
+)
 from turnwise.runs.curve import draw_curve
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
 from turnwise.schedule.stream import Used
 from turnwise.schedule.take import RunStopped
+from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.screen import Screen
+from turnwise.types import Task
 
 WAITING = "waiting"
 """Folder of a checkpoint with the groups that were made and not trained on yet."""
@@ -51,6 +61,8 @@ class State:
     """Wall-clock seconds by stage, over all parts of the run."""
     waiting: list[int] = field(default_factory=list)
     """Draws whose groups were made and not trained on yet; the groups are beside it."""
+    examined: int | None = None
+    """Version whose exam has begun and whose result is not known yet; its checkpoint stays until it is."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,8 +106,10 @@ async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, st
     progress = Progress()
     try:
         await train(parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, after, stop)
+        model.load_state_dict(parts.learner.publish())  # which may have learned elsewhere
     finally:
         screen.end()
+        parts.close()
     if progress.step < parts.settings.steps:
         raise Stopped
 
@@ -107,7 +121,7 @@ def cache_folder() -> Path:
 def fingerprint(recipe: Recipe) -> str:
     """Changes with everything a warm start depends on."""
     keep = {"seed", "model", "env", "rollout", "sft", "layout", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
-    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": {"batching"}}})
+    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": {"batching", "actors"}}})
     text = json.dumps({**needed, "turnwise": __version__}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -121,7 +135,8 @@ class Run:
         self.parts = parts
         self.state = state
         self.screen = screen
-        self.heldout = tasks_of(recipe, "heldout", recipe.evaluation.final_tasks)
+        self.heldout = tasks_of(recipe, "heldout", max(recipe.evaluation.tasks, recipe.evaluation.final_tasks))
+        self.examiner = Examiner(recipe, parts.exam_engine, parts.renderer, parts.batches, folder.evaluations)
         self.tracker = open_tracker(recipe, folder)
         self.since = self.counters()
         self.last_checkpoint = -1
@@ -150,28 +165,73 @@ class Run:
     def spend(self, stage: str, seconds: float) -> None:
         self.state.seconds[stage] = self.state.seconds.get(stage, 0.0) + seconds
 
-    async def exam(self, *, greedy: bool, tasks_per_dataset: int) -> dict[str, float]:
-        """Held-out metrics of the live weights."""
-        practice = exam_of(self.recipe, self.parts.engine, self.parts.renderer, self.parts.batches, greedy=greedy)
-        tasks = [task for tasks in self.heldout.values() for task in tasks[:tasks_per_dataset]]
-        with self.timed("evaluate"):
-            result = await evaluate(practice, tasks, self.recipe.rollout.success_at)
-        # A run that resumes here has not made this exam: training must not profit from prefixes it computed.
-        await self.parts.engine.forget()
-        name = "greedy" if greedy else "sampled"
-        version = self.state.progress.step
-        return {f"eval/{name}/{key}": value for key, value in result.metrics(version).items()}
-
     async def full_exam(self) -> dict[str, float]:
-        count = self.recipe.evaluation.final_tasks
+        """Held-out metrics of the live weights before and after training."""
         return {
-            **await self.exam(greedy=False, tasks_per_dataset=count),
-            **await self.exam(greedy=True, tasks_per_dataset=count),
+            **(await self.exam(greedy=False, count=self.recipe.evaluation.final_tasks)).metrics,
+            **(await self.exam(greedy=True, count=self.recipe.evaluation.final_tasks)).metrics,
         }
+
+    async def exam(self, *, greedy: bool, count: int) -> Exam:
+        """An exam of the live weights, for which training waits."""
+        version = self.state.progress.step
+        return await self.examiner.exam(version, self.tasks(count), greedy=greedy, weights=self.weights(version))
+
+    async def begin_exam(self, version: int) -> None:
+        """Begin an exam beside training."""
+        weights = self.weights(version)
+        if weights is None:
+            raise ValueError(f"the evaluation of step {version} has not ended; resume with evaluation.overlap = true")
+        await self.examiner.begin(version, self.tasks(self.recipe.evaluation.tasks), weights)
+
+    def tasks(self, count: int) -> list[Task]:
+        """So many held-out tasks of each dataset."""
+        return [task for tasks in self.heldout.values() for task in tasks[:count]]
+
+    def weights(self, version: int) -> Mapping[str, Any] | None:
+        """What exams have to load for a version: nothing where they share the engine of training, which has it."""
+        if self.parts.exam_engine is self.parts.engine:
+            return None
+        if version == self.state.progress.step:
+            return self.parts.learner.publish()
+        path = checkpoint_path(self.folder.checkpoints, version)
+        if not path.is_dir():
+            raise ValueError(f"{path} is not there, and its evaluation has not ended; put it back from a copy")
+        weights: Mapping[str, Any] = load_model(path).state_dict()
+        return weights
+
+    async def examine(self) -> dict[str, float]:
+        """Make the exam that is due, unless it goes on beside training; metrics of those that have ended. One that is
+        beside training is waited for where the next is due."""
+        step, due, metrics = self.state.progress.step, self.is_due, {}
+        if (ended := await self.examiner.collect(wait=due)) is not None:
+            self.state.examined, metrics = None, ended.metrics
+            self.compare(metrics)
+        if step == self.recipe.steps:
+            if metrics:  # on a line of its own: those of the last exam have the same names
+                self.tracker.log(step, metrics)
+            metrics = await self.full_exam()
+        elif due and not self.recipe.evaluation.overlap:
+            metrics = (await self.exam(greedy=False, count=self.recipe.evaluation.tasks)).metrics
+        self.compare(metrics)
+        return metrics
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the weights of this step are to be examined."""
+        step, every = self.state.progress.step, self.recipe.evaluation.every
+        return step == self.recipe.steps or bool(every and step % every == 0)
+
+    def compare(self, metrics: Mapping[str, float]) -> None:
+        """Remember the version of an exam where it is the best so far."""
+        success = metrics.get("eval/sampled/success", -1.0)
+        if success > self.state.best_success:
+            self.state.best_step, self.state.best_success = int(metrics["eval/sampled/version"]), success
 
     async def before(self) -> None:
         """Evaluate and checkpoint the model that training starts from."""
-        metrics = await self.full_exam()
+        with self.timed("evaluate"):
+            metrics = await self.full_exam()
         self.state.before = success_of(metrics)
         self.tracker.log(0, metrics | self.batch_metrics())
         self.checkpoint()
@@ -188,24 +248,24 @@ class Run:
         metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
         for stage in ("step", "plan_and_credit", "load"):
             self.spend(stage, metrics[f"seconds/{stage}"])
-        step, every = progress.step, self.recipe.evaluation.every
-        if step == self.recipe.steps:
-            metrics |= await self.full_exam()
-        elif every and step % every == 0:
-            metrics |= await self.exam(greedy=False, tasks_per_dataset=self.recipe.evaluation.tasks)
+        step, last = progress.step, progress.step == self.recipe.steps
+        with self.timed("evaluate"):
+            metrics |= await self.examine()
         metrics |= self.batch_metrics()
         with self.timed("record"):
             self.tracker.log(step, metrics)
             archive.write_step(self.folder.archive, step, records)
             archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
+            evaluations.prune(self.folder.evaluations, self.recipe.runs.evaluations, self.state.best_step)
         lap_ended = time.perf_counter()
         self.spend("train", lap_ended - self.lap_began)
         self.lap_began = lap_ended
-        success = metrics.get("eval/sampled/success", -1.0)
-        if better := success > self.state.best_success:
-            self.state.best_step, self.state.best_success = step, success
-        if better or step % self.recipe.runs.checkpoint_every == 0 or step == self.recipe.steps:
+        if begins := self.recipe.evaluation.overlap and self.is_due and not last:
+            self.state.examined = step
+        if begins or last or self.state.best_step == step or step % self.recipe.runs.checkpoint_every == 0:
             self.checkpoint()
+        if begins:  # after its checkpoint, from which a resume begins it again
+            await self.begin_exam(step)
         self.since = self.counters()
         self.screen.show(step, metrics)
 
@@ -224,7 +284,8 @@ class Run:
                 archive.write_step(path / WAITING, step, groups)
 
             write_checkpoint(self.folder.checkpoints, step, self.state.to_json(), write)
-            prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, self.state.best_step)
+            stay = self.state.best_step, self.state.examined
+            prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, *stay)
         self.last_checkpoint = step
 
     async def train(self, stop: asyncio.Event) -> None:
@@ -232,6 +293,8 @@ class Run:
         self.screen.begin("training", self.recipe.steps, progress.step)
         self.lap_began = time.perf_counter()
         try:
+            if self.state.examined is not None:
+                await self.begin_exam(self.state.examined)
             await train(
                 parts.settings,
                 parts.stages,
@@ -248,6 +311,7 @@ class Run:
             raise
         finally:
             self.screen.end()
+            await self.examiner.close()
             await parts.engine.close()
         self.checkpoint()
 
@@ -287,47 +351,85 @@ def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
     return Several(trackers)
 
 
-async def start(recipe: Recipe, screen: Screen, stop: asyncio.Event) -> dict[str, Any] | None:
+async def start(
+    recipe: Recipe, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+) -> dict[str, Any] | None:
     """A new run: its summary, or None where it was stopped."""
     check(recipe)
     folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
-    return await go(await begun(recipe, folder, screen, stop), stop)
+    return await go(await begun(recipe, folder, screen, stop, workers), stop)
 
 
-async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event) -> Run:
+async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers) -> Run:
     """A run at its beginning: warm start made, first evaluation and checkpoint written."""
     set_threads(recipe)
     state = State()
     model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
-    if recipe.kl.coefficient and recipe.kl.reference == "start":
+    if recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"):
         with atomic_folder(folder.reference) as aside:
             save_policy(model, tokenizer, aside)
-    run = Run(recipe, folder, build(recipe, model, tokenizer), state, screen)
+    parts = build(recipe, model, tokenizer, workers=workers)
+    await open_engines(parts)
+    await check_weights(parts, 0)
+    run = Run(recipe, folder, parts, state, screen)
     await run.before()
     return run
 
 
-async def resume(path: Path, screen: Screen, stop: asyncio.Event) -> dict[str, Any] | None:
-    """Go on with a run from its last checkpoint; what it recorded after that is cut away and made again."""
+async def open_engines(parts: Parts) -> None:
+    """Start engines that take long to, before there is a call whose deadline would count that."""
+    for engine in (parts.engine, parts.exam_engine):
+        if isinstance(engine, VllmEngine):
+            await engine.open()
+
+
+async def check_weights(parts: Parts, version: int) -> None:
+    """Stop before anything is trained where the engine does not compute what the learner does."""
+    if parts.check is not None and (found := await parts.check.begin(version)).wrong:
+        await parts.engine.close()
+        parts.close()
+        raise RunStopped(found.wrong)
+
+
+async def resume(
+    path: Path,
+    screen: Screen,
+    stop: asyncio.Event,
+    workers: Workers = in_own_thread,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any] | None:
+    """Go on with a run from its last checkpoint; what it recorded after that is cut away and made again. Overrides may
+    say that it runs elsewhere now."""
     folder = RunFolder.open(path)
-    recipe = parse_recipe(json.loads(folder.config.read_text()), str(folder.config))
+    tree = json.loads(folder.config.read_text())
+    for override in overrides:
+        apply_override(tree, override)
+    recipe = parse_recipe(tree, str(folder.config))
     recipe = recipe.model_copy(update={"out": str(path)})
     check(recipe)
     checkpoint = latest_checkpoint(folder.checkpoints)
     step = checkpoint.step if checkpoint else -1
     tracker.cut_back(folder.metrics, step)
     archive.cut_back(folder.archive, step)
+    evaluations.cut_back(folder.evaluations, step, again=checkpoint.state.get("examined") if checkpoint else None)
     if checkpoint is None:
-        return await go(await begun(recipe, folder, screen, stop), stop)
-    return await go(await restored(recipe, folder, checkpoint, screen), stop)
+        return await go(await begun(recipe, folder, screen, stop, workers), stop)
+    return await go(await restored(recipe, folder, checkpoint, screen, workers), stop)
 
 
-async def restored(recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen) -> Run:
+async def restored(
+    recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen, workers: Workers = in_own_thread
+) -> Run:
     """A run as its checkpoint left it."""
     set_threads(recipe)
-    model, tokenizer = await model_and_tokenizer(recipe, checkpoint.path)
-    parts = build(recipe, model, tokenizer, checkpoint.step, start=lambda: load_model(folder.reference))
+    model, tokenizer = await model_and_tokenizer(recipe, folder.reference if recipe.lora.rank else checkpoint.path)
+    start = partial(load_model, folder.reference)
+    parts = build(recipe, model, tokenizer, checkpoint.step, start, workers)
+    await open_engines(parts)
     parts.learner.restore(checkpoint.path)
+    if recipe.lora.rank:  # the engine was made with the model as it is without them
+        await parts.engine.load(parts.learner.publish(), checkpoint.step)
+    await check_weights(parts, checkpoint.step)
     run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen)
     run.last_checkpoint = checkpoint.step
     [found] = archive.archived_steps(checkpoint.path / WAITING)
@@ -345,6 +447,7 @@ async def go(run: Run, stop: asyncio.Event) -> dict[str, Any] | None:
         raise RunStopped(f"{error} (a checkpoint is in {run.folder.checkpoints})") from None
     finally:
         run.tracker.close()
+        run.parts.close()
     if run.state.progress.step < run.recipe.steps:
         return None
     return run.finish()

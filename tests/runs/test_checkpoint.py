@@ -189,6 +189,13 @@ def test_prune(tmp_path, keep, best, left):
     assert names(tmp_path) == ["latest", *(f"step-{step:06d}" for step in left)]
 
 
+def test_prune_spares_the_one_that_is_being_examined(tmp_path):
+    for step in range(1, 6):
+        save(tmp_path, step, str(step))
+    prune_checkpoints(tmp_path, 1, 1, 3)
+    assert names(tmp_path) == ["latest", "step-000001", "step-000003", "step-000005"]
+
+
 def test_prune_spares_the_pointed_one_and_what_comes_after_it(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step, str(step))

@@ -29,6 +29,22 @@ def test_a_picture_of_any_number_of_steps(tmp_path, num_steps):
     assert size_of(tmp_path / "curve.png") == (1200, 700)
 
 
+def test_evaluations_are_where_their_weights_are_and_not_where_they_were_logged(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.extend(figure.axes[0].lines))
+    lines = [{"step": step, "success": 0.1} for step in range(5)]
+    lines[0] |= {"eval/sampled/success": 0.25, "eval/sampled/version": 0.0}
+    lines[4] |= {"eval/sampled/success": 0.5, "eval/sampled/version": 2.0}
+    lines.append({"step": 4, "eval/sampled/success": 0.75, "eval/sampled/version": 4.0})
+    lines.append({"step": 5, "eval/greedy/success": 1.0})  # from before versions were logged
+    draw_curve(lines, tmp_path / "curve.png", "hops, seed 0")
+    points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in drawn]
+    assert [(0.0, 0.25), (2.0, 0.5), (4.0, 0.75)] in points
+    assert [(5.0, 1.0)] in points
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 500])
 def test_smoothing_keeps_a_constant_and_the_range(size):
     assert np.allclose(smooth(np.full(size, 0.7)), 0.7)

@@ -83,11 +83,17 @@ class Record:
 
 def write_step(folder: Path, step: int, records: Sequence[Record]) -> Path:
     """The file of `step`, complete, with `records` in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:06d}.parquet"
+    write_records(path, step, records)
+    return path
+
+
+def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
+    """Put a file that `read_step` reads at `path`."""
     import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
     import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
 
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:06d}.parquet"
     sink = pa.BufferOutputStream()
     pq.write_table(
         to_table(step, records),
@@ -98,7 +104,6 @@ def write_step(folder: Path, step: int, records: Sequence[Record]) -> Path:
         write_statistics=False,
     )
     write_atomically(path, memoryview(sink.getvalue()))
-    return path
 
 
 def read_step(path: Path) -> list[Record]:

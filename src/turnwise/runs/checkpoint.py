@@ -39,12 +39,16 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], write: C
     text = json.dumps(dict(state), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
-    final = folder / f"step-{step:06d}"
+    final = checkpoint_path(folder, step)
     with atomic_folder(final) as aside:
         write(aside)
         (aside / "state.json").write_text(text)
     write_atomically(folder / POINTER, final.name + "\n")
     return final
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -70,8 +74,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, int(name[1]), json.loads((path / "state.json").read_text()))
 
 
-def prune_checkpoints(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the last `keep`, the one of step `best` and the one the pointer names.
+def prune_checkpoints(folder: Path, keep: int, best: int | None, examined: int | None = None) -> None:
+    """Remove all checkpoints but the last `keep`, the one of step `best`, the one that is being `examined`, which may
+    turn out the best, and the one the pointer names.
 
     Steps after the pointer's are neither counted nor removed: they wait to be replaced by a run that was set back.
     """
@@ -81,7 +86,7 @@ def prune_checkpoints(folder: Path, keep: int, best: int | None) -> None:
     if latest is None:
         return
     past = {step: path for step, path in _complete(folder).items() if step <= latest.step}
-    stay = {*sorted(past)[-keep:], latest.step, best}
+    stay = {*sorted(past)[-keep:], latest.step, best, examined}
     for step, path in past.items():
         if step not in stay:
             remove_folder(path)

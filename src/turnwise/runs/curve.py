@@ -19,7 +19,8 @@ HELD_OUT = {"sampled": ("#e07b39", "o"), "greedy": ("#3a9a6a", "D")}
 
 
 def draw_curve(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
-    """Write a PNG of 1200 x 700 pixels: `success` per step, with `eval/sampled/success` and `eval/greedy/success`.
+    """Write a PNG of 1200 x 700 pixels: `success` per step, with `eval/sampled/success` and `eval/greedy/success` at
+    the version of the weights they are of, which an evaluation beside training is logged some steps after.
 
     `metrics` are lines of `tracker.read_metrics`; lines without a value, or with NaN, leave it out.
     """
@@ -37,7 +38,7 @@ def draw_curve(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -
             steps, smooth(success), color=TRAINING, linewidth=2.6, marker=dot, label="training, smoothed", zorder=3
         )
     for name, (color, marker) in HELD_OUT.items():
-        steps, success = _series(metrics, f"eval/{name}/success")
+        steps, success = _series(metrics, f"eval/{name}/success", f"eval/{name}/version")
         if len(steps):
             axes.plot(steps, success, color=color, alpha=0.45, linewidth=1.2, linestyle=(0, (4, 3)), zorder=4)
             axes.plot(
@@ -63,9 +64,13 @@ def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return smoothed
 
 
-def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps and values of one metric, where it has a value."""
-    points = [(line["step"], line[name]) for line in metrics if math.isfinite(line.get(name, math.nan))]
+def _series(
+    metrics: Sequence[Mapping[str, float]], name: str, place: str = "step"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Places and values of one metric, where it has a value; a line without the place is at its step."""
+    points = [
+        (line.get(place, line["step"]), line[name]) for line in metrics if math.isfinite(line.get(name, math.nan))
+    ]
     steps, values = np.array(points, np.float64).reshape(-1, 2).T
     return steps, values
 

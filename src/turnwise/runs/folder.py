@@ -77,6 +77,11 @@ class RunFolder:
         return self.path / "archive"
 
     @property
+    def evaluations(self) -> Path:
+        """Folder of the held-out attempts, see `evaluations`."""
+        return self.path / "evaluations"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of what a resume needs, see `checkpoint`."""
         return self.path / "checkpoints"
