@@ -6,6 +6,7 @@ import pytest
 from making import make_group, make_trajectory
 from turnwise import choices
 from turnwise.build import check
+from turnwise.learn.teacher import forward, reverse
 from turnwise.recipes import parse_recipe
 from turnwise.types import Group, Status
 
@@ -14,6 +15,8 @@ def recipe(**changes):
     return parse_recipe({"env": {"name": "hops"}, **changes}, "test.toml")
 
 
+TAUGHT = {"distill": {"coefficient": 1.0}, "teacher": "."}
+ALONE = {"credit": {"name": "none"}, **TAUGHT}
 REFUSED = [
     ({"correction": {"truncate": "token"}, "loss": {"name": "ppo_clip", "anchor": "engine"}}, "count the ratio twice"),
     ({"loss": {"name": "gspo"}}, 'loss gspo needs loss.scope = "turn" or "trajectory"'),
@@ -35,6 +38,25 @@ REFUSED = [
     ({"credit": {"name": "reinforce_pp", "kl": 0.1}}, "credit.kl: credit reinforce_pp takes no such setting"),
     ({"credit": {"name": "distill"}}, "credit distill needs teacher = FOLDER"),
     ({"teacher": "."}, "credit grpo would ignore the teacher"),
+    ({"distill": {"coefficient": 1.0}}, "distill.coefficient needs teacher = FOLDER"),
+    ({"distill": {"coefficient": 1.0}, "teacher": "nowhere"}, "no model folder at nowhere; set teacher"),
+    ({"distill": {"top_k": 4}}, "top_k is ignored without a coefficient"),
+    ({"distill": {"direction": "forward"}, "teacher": "."}, "direction is ignored without a coefficient"),
+    ({"distill": {"coefficient": 1.0, "top_k": 0}, "teacher": "."}, "top_k"),
+    ({"distill": {"coefficient": -1.0}, "teacher": "."}, "coefficient"),
+    ({"distill": {"coefficient": 1.0, "direction": "both"}, "teacher": "."}, "direction"),
+    ({**TAUGHT, "filter": {"name": "zero_variance"}}, "would drop groups whose tokens the teacher still has something"),
+    ({"credit": {"name": "none"}}, "credit none gives nothing to learn by itself; set distill.coefficient"),
+    ({**ALONE, "filter": {"name": "zero_variance"}}, "still carry signal for none"),
+    ({**ALONE, "loss": {"name": "ppo_clip", "clip_low": 0.1}}, "[loss] would be ignored"),
+    ({**ALONE, "loss": {"name": "reinforce"}}, "[loss] would be ignored"),
+    ({**ALONE, "correction": {"truncate": "token"}}, "[correction] would be ignored"),
+    ({**ALONE, "kl": {"coefficient": 0.1, "place": "reward"}}, "credit none looks at no reward"),
+    ({**ALONE, "rollout": {"truncated": "zero"}}, 'rollout.truncated = "zero" would be ignored: credit none'),
+    (
+        {"credit": {"name": "distill"}, "teacher": ".", "rollout": {"truncated": "zero"}},
+        'rollout.truncated = "zero" would be ignored: credit distill',
+    ),
     ({"critic": {"clip": 0.1}}, "credit grpo would ignore the critic"),
     ({"correction": {"cap": 3.0}}, 'cap is ignored with truncate = "off"'),
     ({"correction": {"truncate": "token", "scope": "turn"}}, "scope is ignored without"),
@@ -64,6 +86,12 @@ FINE = [
     {"kl": {"coefficient": 0.1, "place": "reward"}, "credit": {"name": "reinforce_pp"}},
     {"rollout": {"on_failure": {"name": "pay", "value": -1.0}}},
     {"entropy": 0.01, "loss": {"name": "dppo", "divergence": "kl"}},
+    TAUGHT,
+    {**TAUGHT, "distill": {"coefficient": 0.1, "top_k": 64, "direction": "forward"}, "credit": {"name": "distill"}},
+    {**TAUGHT, "loss": {"name": "cispo"}, "correction": {"truncate": "token"}, "max_lag": 1},
+    ALONE,
+    {**ALONE, "kl": {"coefficient": 0.1}, "entropy": 0.01, "max_lag": 1, "rollout": {"truncated": "mask"}},
+    {**ALONE, "groups_per_step": 1, "rollout": {"attempts": 1, "min_attempts": 1}},
 ]
 
 
@@ -82,6 +110,9 @@ def test_what_means_something_is_taken(changes):
         ({"correction": {"truncate": "token"}}, {"old"}),
         ({"kl": {"coefficient": 0.1}}, {"reference"}),
         ({"credit": {"name": "distill"}, "teacher": "."}, {"teacher"}),
+        (TAUGHT, {"buckets"}),
+        (ALONE, {"buckets"}),
+        ({**TAUGHT, "credit": {"name": "distill"}}, {"buckets", "teacher"}),
     ],
 )
 def test_nothing_is_scored_that_nobody_needs(changes, needed):
@@ -121,3 +152,10 @@ def test_gap_limits():
     assert choices.gap_limit_of(recipe()) == 1e-3
     assert choices.gap_limit_of(recipe(model={"dtype": "bfloat16"})) == 0.1
     assert choices.gap_limit_of(recipe(gap_limit=0.5)) == 0.5
+
+
+def test_the_teacher_is_in_the_objective_only_where_a_recipe_says_so():
+    assert choices.objective_of(recipe()).distill == 0.0
+    taught = choices.objective_of(recipe(teacher=".", distill={"coefficient": 0.3, "direction": "forward"}))
+    assert (taught.distill, taught.direction) == (0.3, forward)
+    assert choices.objective_of(recipe(**TAUGHT)).direction is reverse

@@ -16,7 +16,15 @@ from turnwise.arguments import choose
 from turnwise.config import Choice, Recipe
 from turnwise.credit.charge import charged
 from turnwise.credit.correction import Correction
-from turnwise.credit.estimators import BY_TOKEN, COMPARE_ATTEMPTS, ESTIMATORS, NEEDS, Credit, critic_targets
+from turnwise.credit.estimators import (
+    BY_TOKEN,
+    COMPARE_ATTEMPTS,
+    ESTIMATORS,
+    NEEDS,
+    WITHOUT_REWARD,
+    Credit,
+    critic_targets,
+)
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
 from turnwise.credit.scope import Anchor, PerTurn, of_sequences, of_tokens
@@ -24,6 +32,7 @@ from turnwise.credit.truncation import TRUNCATIONS
 from turnwise.credit.weighting import WEIGHTINGS, Weighting
 from turnwise.learn.losses import LOSSES, OF_SEQUENCES, Loss
 from turnwise.learn.objective import DIVERGENCES, Objective
+from turnwise.learn.teacher import DIRECTIONS
 from turnwise.loop import Correct
 from turnwise.types import Group
 
@@ -45,6 +54,7 @@ def check(recipe: Recipe) -> None:
     estimator_arguments(recipe)
     keep_of(recipe)
     check_credit(recipe)
+    check_teacher(recipe)
     failure_of(recipe)
     weighting_of(recipe)([])
     policy_loss(recipe)
@@ -56,23 +66,46 @@ def check_credit(recipe: Recipe) -> None:
     ESTIMATORS[name]([], {}, **estimator_arguments(recipe))  # settings out of range are refused here
     if recipe.critic.changed and "values" not in NEEDS.get(name, ()):
         raise ValueError(f"credit {name} would ignore the critic; use credit gae, or remove [critic]")
-    if ("teacher" in NEEDS.get(name, ())) != bool(recipe.teacher):
-        lacks = "needs teacher = FOLDER" if not recipe.teacher else "would ignore the teacher; remove it"
-        raise ValueError(f"credit {name} {lacks}")
+    if name in WITHOUT_REWARD and recipe.rollout.truncated == "zero":
+        raise ValueError(
+            f'rollout.truncated = "zero" would be ignored: credit {name} looks at no reward; write "train" or "mask"'
+        )
     if name in COMPARE_ATTEMPTS and recipe.rollout.min_attempts < 2:
         raise ValueError(f"credit {name} compares attempts; rollout.min_attempts must be at least 2")
-    if name not in COMPARE_ATTEMPTS and recipe.groups_per_step * recipe.rollout.attempts < 2:
+    compares = name not in COMPARE_ATTEMPTS | WITHOUT_REWARD  # with those of other groups
+    if compares and recipe.groups_per_step * recipe.rollout.attempts < 2:
         raise ValueError(
             "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
         )
+
+
+def check_teacher(recipe: Recipe) -> None:
+    """Who learns from a teacher has one, and who has one learns from it; credit none learns from nothing else."""
+    name, term = recipe.credit.name, recipe.distill.coefficient > 0
+    of_credit = "teacher" in NEEDS.get(name, ())
+    if (of_credit or term) and not recipe.teacher:
+        raise ValueError(f"{f'credit {name}' if of_credit else 'distill.coefficient'} needs teacher = FOLDER")
+    if recipe.teacher and not (of_credit or term):
+        raise ValueError(f"credit {name} would ignore the teacher; remove it, or set distill.coefficient")
+    if term and recipe.filter.name == "zero_variance":
+        raise ValueError(
+            "filter zero_variance would drop groups whose tokens the teacher still has something to say of; remove it"
+        )
+    if name != "none":
+        return
+    if not term:
+        raise ValueError("credit none gives nothing to learn by itself; set distill.coefficient, or another credit")
+    for section in ("loss", "correction"):
+        if getattr(recipe, section) != Recipe.model_fields[section].default:
+            raise ValueError(f"[{section}] would be ignored: with credit none the policy loss is zero; remove it")
 
 
 def check_kl(recipe: Recipe) -> None:
     if not charges_kl(recipe):
         return
     name = recipe.credit.name
-    if name == "distill":
-        raise ValueError("credit distill looks at no reward, so that a KL charge on it would be ignored")
+    if name in WITHOUT_REWARD:
+        raise ValueError(f"credit {name} looks at no reward, so that a KL charge on it would be ignored")
     if name == "maxrl":
         raise ValueError("credit maxrl needs totals of 0 or more, which a KL charge does not leave; put it in the loss")
     if recipe.filter.name == "zero_variance":
@@ -91,9 +124,10 @@ def needs(recipe: Recipe) -> frozenset[str]:
     """What a step has to have scored before its first update."""
     of_credit = NEEDS.get(recipe.credit.name, frozenset())
     of_kl = {"reference"} if recipe.kl.coefficient else set()
+    of_teacher = {"buckets"} if recipe.distill.coefficient else set()
     several = recipe.updates_per_step > 1
     of_loss = {"old"} if ratio_of(recipe).anchor == "learner" and (several or recipe.correction.active) else set()
-    return of_credit | of_kl | of_loss
+    return of_credit | of_kl | of_teacher | of_loss
 
 
 # ---------------------------------------------------------------- groups
@@ -216,7 +250,14 @@ def refuse_bad_settings(loss: Loss) -> None:
 def objective_of(recipe: Recipe) -> Objective:
     """What every update minimises."""
     in_loss = 0.0 if charges_kl(recipe) else recipe.kl.coefficient
-    return Objective(policy_loss(recipe), recipe.entropy, in_loss, DIVERGENCES[recipe.kl.divergence])
+    return Objective(
+        policy_loss(recipe),
+        recipe.entropy,
+        in_loss,
+        DIVERGENCES[recipe.kl.divergence],
+        recipe.distill.coefficient,
+        DIRECTIONS[recipe.distill.direction],
+    )
 
 
 def gap_limit_of(recipe: Recipe) -> float:

@@ -13,20 +13,23 @@ import torch
 from torch import Tensor
 
 from turnwise import choices
-from turnwise.build import policy_of, set_threads
+from turnwise.build import set_threads
 from turnwise.config import Recipe
 from turnwise.credit.scope import PerTurn
+from turnwise.learn.head import bucketed
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy, load_model
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings, Stepper
 from turnwise.learn.stock import exact_norms, stock_attention, stock_passes
+from turnwise.learn.teacher import Direction, Teacher
+from turnwise.learners import policy_of
 from turnwise.past import Past
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
-from turnwise.plan.rows import length
+from turnwise.plan.rows import Rows, length
 from turnwise.runs.archive import Record
 from turnwise.screen import table
 from turnwise.types import Group, Turn, turns_of
@@ -47,7 +50,7 @@ class Case:
     credit: PerTurn
     weights: PerTurn
     scores: Mapping[str, PerTurn]
-    """Old and reference logprobs, where the recipe has them."""
+    """Old and reference logprobs and the teacher's buckets, where the recipe has them."""
     objective: Objective
 
 
@@ -176,6 +179,8 @@ def objective_in_words(recipe: Recipe) -> str:
         words.append(f"entropy {recipe.entropy:g}")
     if kl := choices.objective_of(recipe).kl:
         words.append(f"KL {kl:g}")
+    if recipe.distill.coefficient:
+        words.append(f"teacher {recipe.distill.coefficient:g}")
     return " + ".join(words)
 
 
@@ -235,18 +240,33 @@ def case_of(past: Past, records: Sequence[Record], policy: Policy) -> Case:
     corrected, _ = choices.correct_of(recipe)(groups, credit, old)
     if objective.kl:
         scores["reference"] = score_reference(past, turns, policy.dtype)
+    if objective.distill:
+        scores["buckets"] = score_teacher(past, turns, policy)
     return Case(turns, corrected, weights, scores, objective)
 
 
 def score_reference(past: Past, turns: Sequence[Turn], dtype: torch.dtype) -> PerTurn:
     where = past.recipe.kl.reference
     folder = past.folder.reference if where == "start" else Path(where)
+    return score_rows(model_beside("reference", folder, dtype), turns, past.recipe)
+
+
+def score_teacher(past: Past, turns: Sequence[Turn], policy: Policy) -> PerTurn:
+    model = model_beside("teacher", Path(past.recipe.teacher), policy.dtype)
+    teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
+    learner = Scales(policy)
+    learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
+    plans = pack(turns, max(past.recipe.tokens_per_pass, *map(length, turns)))
+    return learner.score(plans, len(turns), "buckets")
+
+
+def model_beside(name: str, folder: Path, dtype: torch.dtype) -> Any:
     if not folder.is_dir():
-        raise ValueError(f"the reference of this run is not at {folder}; restore it from a copy")
+        raise ValueError(f"the {name} of this run is not at {folder}; restore it from a copy")
     model = load_model(folder)
     if dtype == torch.float64:
         exact_norms(model)
-    return score_rows(model.to(dtype), turns, past.recipe)
+    return model.to(dtype)
 
 
 # ---------------------------------------------------------------- padded rows, by transformers
@@ -257,7 +277,7 @@ def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
     """Logprobs of every action token, one array per turn."""
     scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
     with stock_attention(model):
-        for rows, logprobs, _ in stock_passes(model, turns, recipe.tokens_per_pass, recipe.sampling.temperature):
+        for rows, logprobs, _, _ in stock_passes(model, turns, recipe.tokens_per_pass, recipe.sampling.temperature):
             parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
             for turn, part in zip(rows.turns, parts, strict=True):
                 scores[turn] = part.numpy()
@@ -268,23 +288,32 @@ def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
     """(what padded rows make of a case, the sum of the sizes of all terms of its loss)."""
     model.zero_grad()
     told = {**case.scores, "credit": case.credit, "weight": case.weights}
+    buckets = told.pop("buckets", None)
     passes = num_tokens = 0
     loss = size = 0.0
     with stock_attention(model):
         turns, temperature = case.turns, recipe.sampling.temperature
-        for rows, logprobs, entropies in stock_passes(model, turns, recipe.tokens_per_pass, temperature):
+        for rows, logprobs, entropies, whole in stock_passes(model, turns, recipe.tokens_per_pass, temperature):
             here = {
                 name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)
                 for name, values in told.items()
             }
             old = here.get("old", logprobs.detach())
-            terms, _ = case.objective(logprobs, entropies, old, here["credit"], here.get("reference"))
+            apart = None if buckets is None else apart_from(buckets, rows, whole, case.objective.direction)
+            terms, _ = case.objective(logprobs, entropies, old, here["credit"], here.get("reference"), apart)
             weighted = terms * here["weight"]
             weighted.sum().backward()
             loss += float(weighted.detach().sum())
             size += float(weighted.detach().abs().sum())
             passes, num_tokens = passes + 1, num_tokens + rows.num_tokens
     return Outcome(passes, num_tokens, loss, gradient_of(model)), size
+
+
+def apart_from(buckets: PerTurn, rows: Rows, whole: Tensor, direction: Direction) -> Tensor:
+    """The divergence of whole distributions from a teacher's buckets."""
+    told = np.concatenate([buckets[turn] for turn in rows.turns])
+    tokens, teacher = (torch.from_numpy(np.ascontiguousarray(told[name])) for name in ("token", "logprob"))
+    return direction(bucketed(whole, tokens[:, :-1].long()), teacher.to(whole.dtype))
 
 
 # ---------------------------------------------------------------- plans, by the learner
@@ -295,7 +324,7 @@ class Scales(Learner):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
-        self.stepper = Bystander(policy.model.parameters(), OptimizerSettings(0.0), schedule("constant", 0, 1))
+        self.stepper = Bystander(policy.model.named_parameters(), OptimizerSettings(0.0), schedule("constant", 0, 1))
 
 
 class Bystander(Stepper):

@@ -49,7 +49,7 @@ def same_totals_by_other_roads():
     return Group(Task("a", "b"), (early, late))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - {"none"}))
 def test_within_groups_are_the_estimators_that_give_equal_totals_nothing(name):
     groups = [same_totals_by_other_roads(), make_group([0.0, 0.25])]
     credit = ESTIMATORS[name](groups, random_scores(groups))
@@ -73,5 +73,5 @@ def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
             ValueError, match=f"still carry signal for {credit_name}; use it with grpo or maxrl or rloo"
         ):
             check(recipe)
-    elif not needs(credit_name, {}):
+    elif not needs(credit_name, {}) and credit_name != "none":
         check(recipe)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given
 
 from credit.stepping import assert_close, many, random_scores, random_step, seeds
 from making import make_turn
-from turnwise.credit.estimators import distill, imitate
+from turnwise.credit.estimators import ESTIMATORS, WITHOUT_REWARD, distill, imitate, none
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 
@@ -43,3 +44,22 @@ def test_distill_refuses_logprobs_nobody_knows():
 def test_demonstrations_can_be_imitated_without_logprobs():
     turn = make_turn([1], [2, 3], logprobs=[math.nan, math.nan])
     assert imitate([Group(Task("a", "b"), (Trajectory((turn,), Status.finished),))], {})[0].tolist() == [1.0, 1.0]
+
+
+def test_none_is_zero_on_every_token_and_reads_nothing():
+    groups = random_step(3)
+    assert [values.tolist() for values in none(groups, {})] == [[0.0] * len(turn.action) for turn in turns_of(groups)]
+
+
+@many
+@given(seed=seeds)
+def test_estimators_without_reward_are_those_that_no_pay_changes(seed):
+    groups = random_step(seed)
+    scores = random_scores(groups, seed)
+    doubled = [
+        replace(group, trajectories=tuple(replace(t, outcome=2.0 * t.outcome + 1.0) for t in group.trajectories))
+        for group in groups
+    ]
+    for name in WITHOUT_REWARD:
+        pairs = zip(ESTIMATORS[name](groups, scores), ESTIMATORS[name](doubled, scores), strict=True)
+        assert all(one.tolist() == other.tolist() for one, other in pairs)

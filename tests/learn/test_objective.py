@@ -71,6 +71,17 @@ def test_terms_add_up(divergence):
     assert not any(values.requires_grad for values in measured.values())
 
 
+def test_the_divergence_from_a_teacher_is_added_where_it_is_given():
+    old, advantages, entropies = (torch.rand(3, dtype=torch.float64) for _ in range(3))
+    apart = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    objective = Objective(ppo_clip, distill=0.3)
+    terms, measured = objective(old, entropies, old, advantages, None, apart)
+    assert torch.equal(terms, ppo_clip(old, old, advantages)[0] + 0.3 * apart)
+    assert measured["distill"].tolist() == apart.tolist()
+    assert not measured["distill"].requires_grad
+    assert "distill" not in objective(old, entropies, old, advantages, None)[1]
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_without_coefficients_it_is_the_loss(name):
     old, advantages, entropies = (torch.rand(3, dtype=torch.float64) for _ in range(3))

@@ -279,7 +279,7 @@ def recipe_of(**settings):
 
 
 def test_a_recipe_says_how_its_policy_computes():
-    from turnwise.build import policy_of
+    from turnwise.learners import policy_of
 
     plain = policy_of(recipe_of(), make_model())
     assert plain.recomputed == []
@@ -295,7 +295,7 @@ def test_a_recipe_says_how_its_policy_computes():
 def test_a_gpu_needs_a_pass_as_long_as_a_turn():
     from types import SimpleNamespace
 
-    from turnwise.build import policy_of
+    from turnwise.learners import policy_of
 
     elsewhere = SimpleNamespace(device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"^tokens_per_pass = 100 cannot hold a turn .* = 4608, and only a CPU"):

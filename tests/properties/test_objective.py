@@ -21,7 +21,7 @@ SCOPED = [f"{name}/{scope}" for name in OF_SEQUENCES for scope in ("turn", "traj
 EVERY_LOSS = sorted(set(LOSSES) - OF_SEQUENCES) + SCOPED
 PAIRS = [(estimator, loss) for estimator in ESTIMATORS for loss in EVERY_LOSS]
 few = settings(max_examples=4, deadline=None)
-"""Four examples for each of the seventy pairs."""
+"""Four examples for each of the seventy-seven pairs."""
 
 
 @st.composite
@@ -33,7 +33,7 @@ def rests(draw, estimator, loss):
         "entropy": draw(st.sampled_from([0.0, 0.1])),
         "kl": draw(st.sampled_from([{}, {"coefficient": 0.2, "divergence": "k2"}, {"coefficient": 0.2}])),
     }
-    if estimator not in ("maxrl", "distill") and draw(st.booleans()):
+    if estimator not in ("maxrl", "distill", "none") and draw(st.booleans()):
         changes["kl"] = {"coefficient": 0.2, "place": "reward"}
     corrections = [
         {},

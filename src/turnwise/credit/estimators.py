@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnwise.credit.moments import Credit, Scores
-from turnwise.credit.teaching import distill, imitate
+from turnwise.credit.teaching import distill, imitate, none
 from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
 from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo
 
@@ -17,6 +17,7 @@ __all__ = [
     "COMPARE_ATTEMPTS",
     "ESTIMATORS",
     "NEEDS",
+    "WITHOUT_REWARD",
     "Credit",
     "Estimator",
     "Scores",
@@ -29,6 +30,7 @@ __all__ = [
     "imitate",
     "maxrl",
     "needs",
+    "none",
     "reinforce",
     "reinforce_pp",
     "reward_to_go",
@@ -49,11 +51,14 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
     "gigpo": gigpo,
     "distill": distill,
+    "none": none,
 }
 COMPARE_ATTEMPTS = frozenset({"grpo", "rloo", "maxrl", "reward_to_go", "turn_baseline", "gigpo"})
 """Estimators that compare the attempts of a group, so that a group of one tells them little or nothing."""
 BY_TOKEN = frozenset({"reinforce_pp", "gae"})
 """Estimators that tell the tokens of a turn apart and so take a KL charge per token themselves."""
+WITHOUT_REWARD = frozenset({"distill", "none"})
+"""Estimators that look at no reward, so that nothing that is done to rewards reaches them."""
 NEEDS: dict[str, frozenset[str]] = {"gae": frozenset({"values"}), "distill": frozenset({"teacher"})}
 """Scores that an estimator cannot do without, whatever its settings; those not named here need none."""
 

@@ -1,4 +1,4 @@
-"""Estimators that learn from somebody who knows better, whatever an attempt was paid."""
+"""Estimators for learning from somebody who knows better, whatever an attempt was paid."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def distill(groups: Sequence[Group], scores: Scores) -> Credit:
     """How much likelier each token is to a teacher than to the policy, in logprobs: on-policy distillation."""
     teacher = scored(groups, scores, "teacher", "distill")
     return timeline(groups).by_turn(teacher - policy_logprobs(groups, scores, "distill"))
+
+
+def none(groups: Sequence[Group], scores: Scores) -> Credit:
+    """Zero for every token: what there is to learn is in other terms of the loss."""
+    return [np.zeros(len(turn.action)) for turn in turns_of(groups)]
 
 
 def imitate(groups: Sequence[Group], scores: Scores) -> Credit:

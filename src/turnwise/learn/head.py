@@ -1,11 +1,14 @@
-"""Log probabilities and entropies of chosen tokens, in chunks, recomputed in the backward pass.
+"""Log probabilities of chosen tokens and of buckets, and entropies, in chunks, recomputed in the backward pass.
 
 Memory is that of one chunk of logits, whatever the number of tokens and the size of the vocabulary. Where all of them
 are few enough for a fixed budget they are kept instead, which saves computing them again.
+
+Buckets tell a distribution coarsely: k tokens, others in every place, have one each, and all the rest have the last.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,15 +20,20 @@ KEPT_ELEMENTS = 1 << 24
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [K, d], weight [V, d], targets [K], temperature) -> logprobs [K], entropies [K], in float32 at least."""
+    """(hidden [K, d], weight [V, d], targets [K], temperature, tokens [K, k] or None) -> logprobs [K], entropies [K],
+    and logprobs of buckets [K, k + 1], or [K, 0] where no tokens are given; in float32 at least."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         normalisers = torch.empty_like(logprobs)
-        keep = any(ctx.needs_input_grad) and len(hidden) * len(weight) <= KEPT_ELEMENTS
+        buckets = logprobs.new_empty(len(hidden), 0 if tokens is None else tokens.shape[1] + 1)
+        few = len(hidden) * len(weight) <= KEPT_ELEMENTS
+        keep = any(ctx.needs_input_grad) and few and tokens is None  # the gradient of buckets needs logits anyway
         ctx.kept = [] if keep else None
         for start, end in chunks(len(hidden), len(weight)):
             logits = scaled_logits(hidden[start:end], weight, temperature, wide)
@@ -33,18 +41,20 @@ class ChunkedLogprobs(torch.autograd.Function):
             normalisers[start:end] = total
             logprobs[start:end] = logits.gather(1, targets[start:end, None])[:, 0] - total
             logits.sub_(total[:, None])
+            if tokens is not None:
+                buckets[start:end] = bucketed(logits, tokens[start:end])
             chances = logits.exp()
             entropies[start:end] = -logits.mul_(chances).sum(-1)
             if keep:
                 ctx.kept.append(chances)
-        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
+        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, tokens, buckets)
         ctx.temperature = temperature
-        return logprobs, entropies
+        return logprobs, entropies, buckets
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_logprobs, grad_entropies = grads
-        hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_logprobs, grad_entropies, grad_buckets = grads
+        hidden, weight, targets, normalisers, entropies, tokens, buckets = ctx.saved_tensors
         wide = normalisers.dtype
         with_entropy = bool(grad_entropies.any())
         grad_hidden = torch.empty_like(hidden)
@@ -60,19 +70,38 @@ class ChunkedLogprobs(torch.autograd.Function):
                 logits.sub_(normalisers[start:end, None])
                 if with_entropy:
                     factor = factor - grad_entropies[start:end, None] * (logits + entropies[start:end, None])
-                grad = logits.exp_().mul_(factor)
+                if tokens is None:
+                    grad = logits.exp_().mul_(factor)
+                else:
+                    grad = spread(logits, tokens[start:end], buckets[start:end], grad_buckets[start:end])
+                    grad += logits.exp_().mul_(factor - grad_buckets[start:end].sum(-1, keepdim=True))
             grad.scatter_add_(1, targets[start:end, None], grad_logprobs[start:end, None])
             grad.div_(ctx.temperature)
             grad = grad.to(hidden.dtype)
             grad_hidden[start:end] = grad @ weight.to(hidden.dtype)
             grad_weight += (grad.T @ hidden[start:end]).to(wide)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """Logits as the engine computes them: multiplied in the dtype of the hidden states, then widened and scaled."""
     logits = (hidden @ weight.to(hidden.dtype).T).to(dtype)
     return logits.div_(temperature) if temperature != 1.0 else logits
+
+
+def bucketed(logprobs: Tensor, tokens: Tensor) -> Tensor:
+    """[n, k + 1] of [n, V]: logprobs of the tokens, and of the rest; -inf of a rest of no tokens.
+
+    The rest is a sum of its own and not what the tokens leave of 1, which would be lost in rounding where it is little.
+    """
+    rest = logprobs.scatter(1, tokens, -math.inf).logsumexp(1, keepdim=True)
+    return torch.cat([logprobs.gather(1, tokens), rest], 1)
+
+
+def spread(logprobs: Tensor, tokens: Tensor, buckets: Tensor, grads: Tensor) -> Tensor:
+    """[n, V] gradient of buckets where it arrives: that of the rest falls to each of its tokens by its share in it."""
+    shares = (logprobs - buckets[:, -1:]).exp_()  # not those of the tokens, which are written over
+    return shares.mul_(grads[:, -1:]).scatter_(1, tokens, grads[:, :-1])
 
 
 def chunks(rows: int, columns: int) -> list[tuple[int, int]]:
@@ -82,5 +111,29 @@ def chunks(rows: int, columns: int) -> list[tuple[int, int]]:
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Logprob of each target and entropy of its distribution, given the hidden state before it."""
-    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, targets, temperature)  # type: ignore[no-untyped-call]
+    logprobs, entropies, _ = ChunkedLogprobs.apply(hidden, weight, targets, temperature, None)  # type: ignore[no-untyped-call]
     return logprobs, entropies
+
+
+def bucket_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the logprobs of buckets [K, k + 1] by their tokens [K, k]."""
+    found = ChunkedLogprobs.apply(hidden, weight, targets, temperature, tokens)  # type: ignore[no-untyped-call]
+    logprobs, entropies, buckets = found
+    return logprobs, entropies, buckets
+
+
+@torch.no_grad()
+def likeliest(hidden: Tensor, weight: Tensor, temperature: float, count: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The likeliest of the first `vocabulary` tokens after each hidden state [K, count], and the logprobs of their
+    buckets [K, count + 1], to which all others belong."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    tokens = torch.empty(len(hidden), count, dtype=torch.long, device=hidden.device)
+    buckets = torch.empty(len(hidden), count + 1, dtype=wide, device=hidden.device)
+    for start, end in chunks(len(hidden), len(weight)):
+        logprobs = scaled_logits(hidden[start:end], weight, temperature, wide)
+        logprobs.sub_(torch.logsumexp(logprobs, -1, keepdim=True))
+        tokens[start:end] = logprobs[:, :vocabulary].topk(count).indices
+        buckets[start:end] = bucketed(logprobs, tokens[start:end])
+    return tokens, buckets

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from turnwise.learn.losses import Loss, log_ratio
+from turnwise.learn.teacher import Direction, reverse
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """(logprobs [K], reference [K]) -> a term [K] whose gradient pulls the policy to the reference."""
@@ -42,11 +43,21 @@ class Objective:
     kl: float = 0.0
     """Coefficient of the divergence from the reference."""
     divergence: Divergence = k3
+    distill: float = 0.0
+    """Coefficient of the divergence from the teacher."""
+    direction: Direction = reverse
+    """Which way round it is."""
 
     def __call__(
-        self, logprobs: Tensor, entropies: Tensor, old: Tensor, advantages: Tensor, reference: Tensor | None
+        self,
+        logprobs: Tensor,
+        entropies: Tensor,
+        old: Tensor,
+        advantages: Tensor,
+        reference: Tensor | None,
+        apart: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(terms [K], per-token measurements by name)."""
+        """(terms [K], per-token measurements by name); `apart` is the divergence [K] from a teacher."""
         terms, measured = self.policy(logprobs, old, advantages)
         measured = {"entropy": entropies.detach(), **measured}
         if self.entropy:
@@ -55,4 +66,7 @@ class Objective:
             measured["kl"] = k3(logprobs.detach(), reference)
             if self.kl:
                 terms = terms + self.kl * self.divergence(logprobs, reference)
+        if apart is not None:
+            measured["distill"] = apart.detach()
+            terms = terms + self.distill * apart
         return terms, measured

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
 from turnwise.learn.exactness import Layout, check_layout, check_model, check_plan
 from turnwise.learn.head import token_logprobs
+from turnwise.learn.lora import add_adapters, base_of
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
 
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -47,10 +50,16 @@ class Policy:
         self.temperature = temperature
         self.device = next(model.parameters()).device.type
         check_layout(model, layout)
+        self.enter: Callable[..., Any] = plainly
+        """Calls what computes a pass: where the weights are spread over ranks, with all of them gathered."""
         self.recomputed = recomputable(model) if checkpointing else []
 
     def passes(self, plan: Plan) -> Iterator[tuple[Index, Tensor, Tensor]]:
-        """(which of the plan's action tokens, their logprobs, their entropies), pass by pass.
+        """(which of the plan's action tokens, their logprobs, their entropies), pass by pass."""
+        return self.walk(plan, partial(self.predict, plan))
+
+    def walk(self, plan: Plan, look: Callable[[Stretch, Tensor], T]) -> Iterator[T]:
+        """What `look` makes of each stretch and the hidden states before its action tokens, pass by pass.
 
         What is made of one pass must be differentiated before the next is asked for. A plan of several stretches hands
         keys and values on from one to the next and their gradients back, so that activations are those of one stretch:
@@ -58,17 +67,22 @@ class Policy:
         """
         check_plan(self.model, plan)
         if len(plan.stretches) == 1:
-            yield self.predict(plan, plan.stretches[0], None)
+            yield self.enter(self.compute, look, plan, plan.stretches[0], None)
             return
         relay = Relay(plan.num_tokens)
         if not torch.is_grad_enabled():
-            yield from (self.predict(plan, stretch, relay) for stretch in plan.stretches)
+            yield from (self.enter(self.compute, look, plan, stretch, relay) for stretch in plan.stretches)
             return
         with torch.no_grad():
             for stretch in plan.stretches[:-1]:
-                self.hidden(plan, stretch, relay)
+                self.enter(self.hidden, plan, stretch, relay)
         for stretch in reversed(plan.stretches):
-            yield self.predict(plan, stretch, relay)
+            yield self.enter(self.compute, look, plan, stretch, relay)
+
+    def compute(self, look: Callable[[Stretch, Tensor], T], plan: Plan, stretch: Stretch, relay: Relay | None) -> T:
+        """What `look` makes of a stretch and the states that predict its nodes: each that of the token before."""
+        hidden = self.hidden(plan, stretch, relay)
+        return look(stretch, hidden.index_select(0, self.tensor(plan.parent[stretch.nodes] - stretch.start).long()))
 
     def hidden(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> Tensor:
         """[n, width] the last hidden states of a stretch."""
@@ -79,22 +93,26 @@ class Policy:
         ):
             return states_of(self.model, plan, stretch, attention_of(plan, stretch, self.device, relay))
 
-    def predict(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> tuple[Index, Tensor, Tensor]:
-        """(which action tokens, logprobs, entropies) of a stretch."""
-        hidden = self.hidden(plan, stretch, relay)
-        # A token is predicted by the hidden state of the token before it.
-        before = self.tensor(plan.parent[stretch.nodes] - stretch.start).long()
+    def predict(self, plan: Plan, stretch: Stretch, states: Tensor) -> tuple[Index, Tensor, Tensor]:
+        """(which action tokens, logprobs, entropies) of a stretch, given the states before its nodes."""
         targets = self.tensor(plan.tokens[stretch.nodes]).long()
-        head = self.model.get_output_embeddings().weight
-        logprobs, entropies = token_logprobs(
-            hidden.index_select(0, before).to(self.dtype), head, targets, self.temperature
-        )
+        logprobs, entropies = token_logprobs(states.to(self.dtype), self.output, targets, self.temperature)
         place = self.tensor(stretch.inverse)
         return stretch.picked, logprobs[place], entropies[place]
+
+    @property
+    def output(self) -> Tensor:
+        """[vocabulary, width] the weights of the output layer."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
         """An array on the policy's device, converted before it goes there: not every device has every dtype."""
         return torch.as_tensor(array).to(dtype).to(self.device)
+
+
+def plainly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def recomputable(model: Any) -> list[Any]:
@@ -137,7 +155,9 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def load_model(path: str | Path) -> Any:
-    """A causal language model from a folder, in float32."""
+    """A causal language model from a folder, in float32; where the folder holds adapters, with these added to it."""
+    if (base := base_of(Path(path))) is not None:
+        return add_adapters(load_model(base), Path(path))
     from transformers import AutoModelForCausalLM
 
     with no_progress_bars():
