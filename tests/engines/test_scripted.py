@@ -69,7 +69,7 @@ def test_prompts_are_remembered_as_they_came():
 @pytest.mark.parametrize("prompt", [(), (1,) * 8, (1,) * 9])
 def test_a_prompt_that_cannot_be_served_is_a_mistake(prompt):
     scripted = engine(lambda *_: "a", context=8)
-    with pytest.raises(ValueError, match=f"{len(prompt)} tokens"):
+    with pytest.raises(ValueError, match="prompt of"):
         ask(scripted, prompt)
     assert scripted.prompts == []
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+BLOCK = 64
+LAST = {torch.float64: 1 - 2.0**-52, torch.float32: 1 - 2.0**-23}
+"""The largest share that is less than the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +37,40 @@ def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits / torch.where(greedy, 1.0, shape.temperature)[:, None]
     if shape.top_k is not None:
         logits = keep_top_k(logits, shape.top_k)
-    logprobs = logits.log_softmax(-1)
     if shape.top_p is not None:
-        logprobs = keep_top_p(logprobs, shape.top_p)
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
-    cumulative = logprobs.exp().to(wide).cumsum(-1)
-    threshold = noise.to(wide)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+        logits = keep_top_p(logits.log_softmax(-1), shape.top_p)
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp_()
+    tokens, total = invert(weights, noise)
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    chosen = (logits.gather(1, tokens[:, None]) - top)[:, 0] - total.log().float()
     if chosen.isnan().any():
         raise RuntimeError("the model's logits are not numbers")
     if greedy is not None:
         chosen = torch.where(greedy, 0.0, chosen)
     return tokens, chosen
+
+
+def invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(the token at which each row's running sum of weights passes its share `noise` of the total, that total).
+
+    Sums of blocks are added up first and only the block that decides is looked into: a running sum in float64 of a
+    whole vocabulary would cost more than all else here.
+    """
+    wide = torch.float32 if weights.device.type == "mps" else torch.float64  # mps has no float64
+    spare = -weights.shape[-1] % BLOCK
+    blocks = (F.pad(weights, (0, spare)) if spare else weights).unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1).to(wide).cumsum(-1)
+    total = sums[:, -1]
+    threshold = noise.to(wide) * total
+    block = torch.searchsorted(sums, threshold[:, None], right=True).clamp_(max=sums.shape[-1] - 1)
+    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0].to(wide).cumsum(-1)
+    # Rounding may leave a share of 1 or more of the block, whose last weights may be 0.
+    share = ((threshold[:, None] - before) / (sums.gather(1, block) - before)).clamp_(max=LAST[wide])
+    place = torch.searchsorted(inside, share * inside[:, -1:], right=True).clamp_(max=BLOCK - 1)
+    return (block * BLOCK + place)[:, 0].clamp_(max=weights.shape[-1] - 1), total
 
 
 def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Completion, Sampling
+from turnwise.engines.base import Completion, EngineFailure, Sampling, check_call
 from turnwise.types import StopReason, Tokens
 
 Script = Callable[[Tokens, str, int], Awaitable[str] | str]
@@ -40,24 +41,55 @@ class ScriptedEngine:
         self.logprob = logprob
         self.version = 0
         self.prompts: list[Tokens] = []
+        self.speaking: dict[asyncio.Future[str], str] = {}  # scripts that take their time -> session
+        self.ended: set[asyncio.Future[str]] = set()  # those of them that were told to stop
+        self.closed = False
+        self.running = asyncio.Event()
+        self.running.set()
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        if not 0 < len(prompt) < self.context:
-            raise ValueError(f"a prompt of {len(prompt)} tokens does not fit a context of {self.context}")
+        check_call(prompt, self.context, seed)
         self.prompts.append(prompt)
         said = self.script(prompt, session, seed)
-        text = said if isinstance(said, str) else await said
+        try:
+            text = said if isinstance(said, str) else await self.listen(said, session)
+            while not self.running.is_set():
+                await self.running.wait()
+        except Aborted:
+            return self.completion([], StopReason.abort)
         ends = [text.find(stop) + len(stop) for stop in sampling.stop if stop in text]
         spoken = self.encode(text[: min(ends)]) if ends else [*self.encode(text), self.end_token]
         room = min(sampling.max_tokens, self.context - len(prompt))
         stop = StopReason.stop_string if ends else StopReason.end_token
-        stop = stop if len(spoken) <= room else StopReason.length
-        tokens = np.array(spoken[:room], np.int32)
+        return self.completion(spoken[:room], stop if len(spoken) <= room else StopReason.length)
+
+    def completion(self, tokens: list[int], stop: StopReason) -> Completion:
         logprobs = np.full(len(tokens), self.logprob, np.float32)
-        return Completion(tokens, logprobs, np.full(len(tokens), self.version, np.int32), stop)
+        return Completion(np.array(tokens, np.int32), logprobs, np.full(len(tokens), self.version, np.int32), stop)
+
+    async def listen(self, said: Awaitable[str], session: str) -> str:
+        """What a script says in its own time, unless it is told to stop."""
+        speaking = asyncio.ensure_future(said)
+        self.speaking[speaking] = session
+        try:
+            return await speaking
+        except asyncio.CancelledError:
+            if speaking not in self.ended:
+                raise
+            if self.closed:
+                raise EngineFailure("the engine failed: it was closed") from None
+            raise Aborted from None
+        finally:
+            del self.speaking[speaking]
+            self.ended.discard(speaking)
 
     async def abort(self, session: str) -> None:
-        return None
+        self.end([speaking for speaking, own in self.speaking.items() if own == session])
+
+    def end(self, scripts: list[asyncio.Future[str]]) -> None:
+        self.ended.update(scripts)
+        for speaking in scripts:
+            speaking.cancel()
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         self.version = version
@@ -66,13 +98,18 @@ class ScriptedEngine:
         return None
 
     async def pause(self) -> None:
-        return None
+        self.running.clear()
 
     async def resume(self) -> None:
-        return None
+        self.running.set()
 
     async def close(self) -> None:
-        return None
+        self.closed = True
+        self.end(list(self.speaking))
+
+
+class Aborted(Exception):
+    """The script was told to stop."""
 
 
 UNKNOWN = math.nan

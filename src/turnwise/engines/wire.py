@@ -1,0 +1,48 @@
+"""The wire between an engine's process and the one that calls it: messages in frames, none of which waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from typing import Any
+
+SIZE = 8
+"""Bytes that say how long a message is."""
+
+
+class Wire:
+    """One end. Messages are sent without waiting and arrive in order; the end of the other side is an EOFError.
+
+    Example:
+        wire = await Wire.over(line)
+        wire.send((1, "ping", ()))
+        number, answer = await wire.receive()
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def over(cls, line: socket.socket) -> Wire:
+        return cls(*await asyncio.open_unix_connection(sock=line))
+
+    def send(self, message: Any) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(framed(message))
+
+    async def receive(self) -> Any:
+        try:
+            size = int.from_bytes(await self.reader.readexactly(SIZE), "little")
+            return pickle.loads(await self.reader.readexactly(size))
+        except (asyncio.IncompleteReadError, OSError):
+            raise EOFError from None
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def framed(message: Any) -> bytes:
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(SIZE, "little") + data

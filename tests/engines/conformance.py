@@ -1,0 +1,217 @@
+"""Engines that the conformance suite holds to the same rules, and the small model they sample from.
+
+Another engine is an entry in `KINDS`: how it is started on a folder that transformers can load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acting import inline
+from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.scripted import ScriptedEngine
+from turnwise.engines.slot_model import SlotModel
+from turnwise.engines.slots import SlotEngine
+from turnwise.learn.attention import NAME, register
+from turnwise.learn.policy import load_model, load_tokenizer
+
+LETTERS = string.ascii_letters + string.digits + "."
+END = 0
+VOCABULARY = len(LETTERS) + 1
+CONTEXT = 256
+SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An engine to be checked."""
+
+    start: Callable[[Path], Engine]
+    """The engine of the model and tokenizer in a folder, with a context of CONTEXT, END as its end token, and as few
+    requests at once as is usual: some tests ask for more."""
+    has_model: bool = True
+    """Whether it samples from the model, so that its logprobs and versions are the model's."""
+    tolerance: float = 1e-5
+    """Of logprobs in float32, against a full forward pass."""
+
+
+def start_slots(folder, run=inline):
+    register()
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    model.set_attn_implementation(NAME)
+    settings = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [END], "dtype": torch.float32}
+    slot_model = SlotModel(model, decode=tokenizer.decode, pass_tokens=64, **settings)
+    return SlotEngine(slot_model, run=run, shares_weights=False)
+
+
+def start_scripted(folder):
+    tokenizer = load_tokenizer(folder)
+
+    async def script(prompt, session, seed):
+        await asyncio.sleep(0.02)
+        random = np.random.default_rng([seed, int(prompt.sum())])
+        return "".join(random.choice(list(LETTERS), int(random.integers(1, 100))))
+
+    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ScriptedEngine(script, encode, end_token=END, context=CONTEXT)
+
+
+KINDS = {
+    "slots": Kind(start_slots),
+    "slots in a thread": Kind(lambda folder: start_slots(folder, asyncio.to_thread)),
+    "scripted": Kind(start_scripted, has_model=False),
+}
+
+
+# ---------------------------------------------------------------- the model
+
+
+@cache
+def stock(seed=0):
+    """A model as transformers ships it, far from uniform."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.12,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=END,
+        pad_token_id=END,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config).eval()
+
+
+def tokenizer_of_letters():
+    """A token per letter, and the end token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<end>": END, **{letter: place + 1 for place, letter in enumerate(LETTERS)}}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+# ---------------------------------------------------------------- the stage
+
+
+class Stage:
+    """One engine, its own event loop, and the weights it should have."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.loop = asyncio.new_event_loop()
+        self.version = 0
+        self.model = stock()
+        stock().save_pretrained(folder)
+        tokenizer_of_letters().save_pretrained(folder)
+        self.engine = kind.start(folder)
+
+    def run(self, coroutine, seconds=120.0):
+        """The result of a coroutine; a hang is a TimeoutError."""
+
+        async def bounded():
+            async with asyncio.timeout(seconds):
+                return await coroutine
+
+        return self.loop.run_until_complete(bounded())
+
+    def needs_model(self):
+        if not self.kind.has_model:
+            pytest.skip("it samples from no model")
+
+    async def load(self, seed):
+        """Make the weights of another model live."""
+        self.version += 1
+        self.model = stock(seed)
+        await self.engine.load(self.model.state_dict(), self.version)
+
+    async def reset(self):
+        await self.engine.resume()
+        await self.load(0)
+        await self.engine.forget()
+
+    def close(self):
+        self.run(self.engine.close())
+        self.loop.close()
+
+    async def ask(self, prompt, max_tokens=12, session="s", seed=0, **shape):
+        return await self.engine.generate(prompt, Sampling(max_tokens, **shape), session=session, seed=seed)
+
+    async def ask_all(self, prompts, max_tokens=12, **shape):
+        """Completions of prompts asked for at once, in sessions and with seeds of their own."""
+        return await asyncio.gather(
+            *(self.ask(prompt, max_tokens, f"s{i}", i, **shape) for i, prompt in enumerate(prompts))
+        )
+
+    def check(self, prompt, completion, **shape):
+        """The logprobs are those of the stock model on the whole sequence."""
+        expected = shaped_logprobs(full_logits(self.model, prompt, completion.tokens), completion.tokens, **shape)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=self.kind.tolerance, rtol=0)
+
+
+def prompts(*sizes, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.integers(1, VOCABULARY, size).astype(np.int32) for size in sizes]
+
+
+def joined(*parts):
+    return np.concatenate(parts).astype(np.int32)
+
+
+# ---------------------------------------------------------------- what is right
+
+
+@torch.inference_mode()
+def full_logits(model, prompt, action):
+    """[A, V] by one pass of the stock model over everything."""
+    whole = torch.from_numpy(joined(prompt, action).astype(np.int64))[None]
+    return model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+
+
+def shaped_logprobs(logits, action, temperature=1.0, top_p=1.0, top_k=0):
+    """Logprobs of an action's tokens under what they were drawn from, by definition and in float64."""
+    found = []
+    for row, token in zip((logits / temperature).numpy(), action.tolist(), strict=True):
+        weights = np.exp(row - row.max())
+        order = np.argsort(-weights)
+        if top_k:
+            weights[order[top_k:]] = 0
+        mass = np.cumsum(weights[order] / weights.sum())
+        weights[order[1:][mass[:-1] >= top_p]] = 0
+        assert weights[token] > 0, "a token was drawn that should not have been"
+        found.append(np.log(weights[token] / weights.sum()))
+    return np.array(found)
+
+
+def continued_logprobs(old, new, prompt, completion, num_old):
+    """The first tokens by the old weights, the rest by the new ones over the old keys and values."""
+    whole = torch.from_numpy(joined(prompt, completion.tokens).astype(np.int64))[None]
+    split = len(prompt) + num_old - 1  # the last token of the old weights is computed by the new ones
+    with torch.inference_mode():
+        before = old(input_ids=whole[:, :split], use_cache=True)
+        positions = torch.arange(split, whole.shape[1])[None]
+        after = new(input_ids=whole[:, split:], past_key_values=before.past_key_values, position_ids=positions)
+        logits = torch.cat([before.logits, after.logits], 1)[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])[:, 0].numpy()
