@@ -22,6 +22,7 @@ BENCHMARKS = {
     "quickstart": ["--lags", "0", "2"],
     "prefix_tree": [],
     "env_batching": [],
+    "engines": ["--threads", "1", "2"],
     "async_training": [],
     "recipes": [],
     "curves": [],

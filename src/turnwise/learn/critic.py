@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.learn.blocks import Relay
 from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import Schedule
-from turnwise.learn.stepper import OptimizerSettings, Stepper
+from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
+from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan, Stretch
 
 PerTurn = Sequence[NDArray[Any]]
-FILE = "critic.pt"
+FOLDER = "critic"
 
 
 class ValueModel(Policy):
@@ -33,18 +33,21 @@ class ValueModel(Policy):
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
-    def predict(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> tuple[Index, Tensor, Tensor]:
+    def predict(self, plan: Plan, stretch: Stretch, states: Tensor) -> tuple[Index, Tensor, Tensor]:
         """(which action tokens, the value before each, nothing)."""
-        hidden = self.hidden(plan, stretch, relay)
-        before = self.tensor(plan.parent[stretch.nodes] - stretch.start).long()
-        values = self.head(hidden.index_select(0, before).to(self.head.weight.dtype))[:, 0]
+        values = self.head(states.to(self.head.weight.dtype))[:, 0]
         place = self.tensor(stretch.inverse)
         return stretch.picked, values[place], torch.zeros_like(values)[place]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.named_parameters.values())
+
+    @property
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Of the trunk and of the value head; the language model's own head is not used."""
-        return [*self.model.base_model.parameters(), *self.head.parameters()]
+        of_head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}
+        return {**dict(self.model.base_model.named_parameters()), **of_head}
 
 
 class Critic:
@@ -56,10 +59,12 @@ class Critic:
         if clip <= 0.0:
             raise ValueError(f"critic.clip must be over 0 (got {clip:g})")
         self.model = model
-        self.stepper = Stepper(model.parameters, settings, schedule)
+        self.stepper = Stepper(model.named_parameters.items(), settings, schedule)
         self.clip = clip
 
-    def update(self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn) -> dict[str, float]:
+    def update(
+        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn, reduce: Reduce = alone
+    ) -> dict[str, float]:
         """One optimizer step on weight times the squared error, summed over the plans.
 
         A value that has moved further than `clip` from what it was before the step counts as if it had moved that far,
@@ -77,20 +82,24 @@ class Critic:
                 sums["critic/loss"] += float(total.detach())
                 sums["critic/clipped"] += float((clipped * here["weight"]).sum())
                 sums["critic/error"] += float(((values - here["target"]).detach().abs() * here["weight"]).sum())
-        idle = not any(np.any(weight) for weight in weights)
+        sums = reduce({**sums, "weighted": sum(float(np.any(weight)) for weight in weights)})
+        idle = not sums.pop("weighted")
         stepped = self.stepper.step(math.isfinite(sums["critic/loss"]), idle)
         return {**sums, **{f"critic/{name}": value for name, value in stepped.items() if name != "idle"}}
 
     def save(self, folder: Path) -> None:
-        """Weights and optimizer in one file of a checkpoint."""
-        state = {"model": self.model.model.state_dict(), "head": self.model.head.state_dict(), **self.stepper.state()}
-        torch.save(state, folder / FILE)
+        """Weights and optimizer in a folder of a checkpoint."""
+        write_snapshot(folder / FOLDER, {**self.weights(), **self.stepper.state()})
 
     def restore(self, folder: Path) -> None:
-        state = torch.load(folder / FILE, weights_only=True, map_location=self.model.device)
-        self.model.model.load_state_dict(state["model"])
-        self.model.head.load_state_dict(state["head"])
+        weights = self.weights()
+        state = self.stepper.blank(names_in(folder / FOLDER) - weights.keys())
+        read_snapshot(folder / FOLDER, {**weights, **state})
         self.stepper.restore(state)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters themselves, named apart from what the optimizer keeps of them."""
+        return {f"weight/{name}": parameter for name, parameter in self.model.named_parameters.items()}
 
 
 def squared_error(values: Tensor, targets: Tensor, old: Tensor, clip: float) -> tuple[Tensor, Tensor]:

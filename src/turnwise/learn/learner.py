@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.learn.critic import Critic
+from turnwise.learn.disturbance import Disturbance
+from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
-from turnwise.learn.stepper import OptimizerSettings, Stepper
+from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
+from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
+from turnwise.learn.teacher import Teacher, compared
+from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
 
 PerTurn = Sequence[NDArray[Any]]
+Beside = Policy | Teacher | WithoutAdapters
+"""What scores: its passes yield which action tokens, and what it says of them."""
+FOLDER = "optimizer"
 
 
 class Learner:
@@ -32,30 +40,35 @@ class Learner:
         policy: Policy,
         settings: OptimizerSettings,
         schedule: Schedule,
-        frozen: Mapping[str, Policy] = MappingProxyType({}),
+        frozen: Mapping[str, Beside] = MappingProxyType({}),
         critic: Critic | None = None,
+        reduce: Reduce = alone,
+        adapters: Adapters | None = None,
     ) -> None:
-        self.models: dict[str, Policy] = {**frozen, "old": policy}
-        """By the name of what they score: old, reference, teacher, values."""
+        self.models: dict[str, Beside] = {**frozen, "old": policy}
+        """By the name of what they score: old, reference, teacher, buckets, values."""
         self.policy = policy
         self.critic = critic
-        self.stepper = Stepper(policy.model.parameters(), settings, schedule)
+        self.adapters = adapters
+        """Of the policy; None where all its weights are trained."""
+        self.reduce = reduce
+        """What sums of this learner's plans are, added up over all ranks."""
+        self.stepper = Stepper(policy.model.named_parameters(), settings, schedule)
         self.seconds = {"score": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
         if critic is not None:
             self.models["values"] = critic.model
             self.seconds["critic"] = 0.0
+        self.disturbance: Disturbance | None = None
 
     @torch.no_grad()
     def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
-        """Logprobs of every action token under the present weights, or under those of a frozen model, or the critic's
-        values before them, one array per turn."""
+        """Logprobs of every action token under the present weights, or under those of a frozen model, or a teacher's
+        buckets, or the critic's values before them, one array per turn."""
         before = time.perf_counter()
         scores: list[NDArray[Any]] = [np.zeros(0, np.float32)] * num_turns
         for plan in plans:
-            logprobs = np.zeros(len(plan.action_nodes), np.float32)
-            for picked, now, _ in self.models[name].passes(plan):
-                logprobs = placed(logprobs, picked, now)
-            hand_out(plan, logprobs, scores)
+            passes: Iterator[tuple[Any, ...]] = self.models[name].passes(plan)
+            hand_out(plan, [(picked, array_of(now)) for picked, now, *_ in passes], scores)
         self.seconds["score"] += time.perf_counter() - before
         return scores
 
@@ -70,9 +83,9 @@ class Learner:
         """One optimizer step on weight times the objective's term, summed over the plans; metrics, and each token's
         logprob as it was before the step.
 
-        Without old scores the policy is its own old policy, as in the only update of a step. A non-finite loss or
-        gradient skips the step, and so do weights that are all zero: there is nothing to learn then, while the
-        optimizer's momentum would still move the policy.
+        Without old scores the policy is its own old policy, as in the only update of a step; without buckets it has no
+        teacher. A non-finite loss or gradient skips the step, and so do weights that are all zero: there is nothing to
+        learn then, while the optimizer's momentum would still move the policy.
         """
         before = time.perf_counter()
         self.stepper.clear()
@@ -81,20 +94,24 @@ class Learner:
         for plan in plans:
             told = {name: plan.gather(values) for name, values in scores.items()}
             told["credit"], told["weight"] = plan.gather(credit), plan.gather(weights)
-            now = np.zeros(len(plan.action_nodes), np.float32)
-            for picked, logprobs, entropies in self.policy.passes(plan):
+            passes: Iterator[tuple[Any, ...]] = self.policy.passes(plan)
+            if (buckets := told.pop("buckets", None)) is not None:
+                passes = compared(self.policy, plan, buckets, objective.direction)
+            now: list[tuple[Index, NDArray[Any]]] = []
+            for picked, logprobs, entropies, *apart in passes:
                 here = {name: self.policy.tensor(values[picked], logprobs.dtype) for name, values in told.items()}
                 old, reference = here.get("old", logprobs.detach()), here.get("reference")
-                terms, measured = objective(logprobs, entropies, old, here["credit"], reference)
+                terms, measured = objective(logprobs, entropies, old, here["credit"], reference, *apart)
                 total = (terms * here["weight"]).sum()
                 total.backward()
                 sums["loss"] += float(total.detach())
                 for name, values in measured.items():
                     sums[name] = sums.get(name, 0.0) + float((values * here["weight"]).sum())
-                now = placed(now, picked, logprobs)
+                now.append((picked, array_of(logprobs)))
             hand_out(plan, now, logprobs_now)
+        sums = self.reduce({**sums, "weighted": sum(float(weight.any()) for weight in weights)})
+        idle = not sums.pop("weighted")
         between = time.perf_counter()
-        idle = not any(weight.any() for weight in weights)
         metrics = {**sums, **self.stepper.step(math.isfinite(sums["loss"]), idle)}
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
@@ -106,7 +123,7 @@ class Learner:
         """One optimizer step of the critic towards the targets; metrics."""
         assert self.critic is not None
         before = time.perf_counter()
-        metrics = self.critic.update(plans, targets, weights, old)
+        metrics = self.critic.update(plans, targets, weights, old, self.reduce)
         self.seconds["critic"] += time.perf_counter() - before
         return metrics
 
@@ -120,44 +137,80 @@ class Learner:
         return self.stepper.num_skipped_in_a_row
 
     def publish(self) -> Mapping[str, torch.Tensor]:
-        """The present weights by name; valid until the next update."""
-        weights: Mapping[str, torch.Tensor] = self.policy.model.state_dict()
-        return weights
+        """The present weights by name, adapters added to them; valid until the next update."""
+        return self.plain(self.policy.model.state_dict())
+
+    def plain(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """All of the policy's weights as a model without adapters has them."""
+        return weights if self.adapters is None else self.adapters.merged(weights)
+
+    def disturb(self) -> None:
+        assert self.disturbance is None, "a learner is disturbed once and then set right"
+        self.disturbance = Disturbance(self.policy.model)
+
+    def undisturb(self) -> None:
+        assert self.disturbance is not None
+        self.disturbance.undo()
+        self.disturbance = None
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Weights and tokenizer as transformers reads them, and the optimizer beside them."""
-        save_policy(self.policy.model, tokenizer, folder)
-        torch.save({**self.stepper.state(), "random": torch.get_rng_state()}, folder / "optimizer.pt")
+        self.save_weights(folder, tokenizer, self.policy.model.state_dict())
+        self.save_state(folder)
+
+    def save_weights(self, folder: Path, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """The policy's weights, these being all of them, or only its adapters; and the tokenizer."""
+        if self.adapters is None:
+            save_policy(self.policy.model, tokenizer, folder, weights)
+        else:
+            self.adapters.save(folder, weights)
+            tokenizer.save_pretrained(folder)
+
+    def save_state(self, folder: Path) -> None:
+        """All but the policy's weights."""
+        random = {"random": torch.get_rng_state()}
+        write_snapshot(folder / FOLDER, {**self.stepper.state(), **random, **self.adapter_weights()})
         if self.critic is not None:
             self.critic.save(folder)
 
     def restore(self, folder: Path) -> None:
-        """Continue from what `save` wrote; the weights were loaded with the model."""
-        state = torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.policy.device)
+        """Continue from what `save` wrote; all weights but adapters were loaded with the model."""
+        others = {"random": torch.get_rng_state(), **self.adapter_weights()}
+        state = self.stepper.blank(names_in(folder / FOLDER) - others.keys())
+        read_snapshot(folder / FOLDER, {**state, **others})
         self.stepper.restore(state)
-        torch.set_rng_state(state["random"].cpu())
+        torch.set_rng_state(others["random"])
         if self.critic is not None:
             self.critic.restore(folder)
 
+    def adapter_weights(self) -> dict[str, torch.Tensor]:
+        """The adapters themselves, named apart from what the optimizer keeps of them; a model is loaded without."""
+        found = {} if self.adapters is None else self.adapters.parameters
+        return {f"adapter/{name}": parameter for name, parameter in found.items()}
 
-def placed(values: NDArray[Any], picked: NDArray[np.int64], some: torch.Tensor) -> NDArray[Any]:
-    """The values, one per action token of a plan, with those of a pass in their places."""
-    found = some.detach().cpu().numpy()
-    if len(found) == len(values):
-        return found
-    values = values.astype(found.dtype, copy=False)
-    values[picked] = found
-    return values
+    def close(self) -> None:
+        """Nothing ends with it: it has no process of its own."""
 
 
-def hand_out(plan: Plan, values: NDArray[Any], per_turn: list[NDArray[Any]]) -> None:
-    """Put a plan's values, one per action token, into the places of its turns."""
+def array_of(found: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
+    return found if isinstance(found, np.ndarray) else found.detach().cpu().numpy()
+
+
+def hand_out(plan: Plan, found: Sequence[tuple[Index, NDArray[Any]]], per_turn: list[NDArray[Any]]) -> None:
+    """Put what the passes of a plan found, one value or row per action token, into the places of its turns."""
+    if not found:
+        return
+    values = found[0][1]
+    if len(found) > 1:
+        values = np.empty((len(plan.action_nodes), *values.shape[1:]), values.dtype)
+        for picked, some in found:
+            values[picked] = some
     for turn, part in zip(plan.turns, np.split(values, plan.offsets[1:])[:-1], strict=True):
         per_turn[turn] = part
 
 
-def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a folder that `from_pretrained` loads."""
+def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write a folder that `from_pretrained` loads, with the model's weights or with these."""
     with no_progress_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **({} if weights is None else {"state_dict": dict(weights)}))
         tokenizer.save_pretrained(folder)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from turnwise.learn.schedules import Schedule
+
+Sums = dict[str, float]
+Reduce = Callable[[Sums], Sums]
+"""Adds numbers up over all ranks that learn together."""
+
+
+def alone(sums: Sums) -> Sums:
+    """The sums of a learner that is the only one."""
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +35,10 @@ class Stepper:
     """Applies gradients to parameters, one optimizer step a call."""
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings, schedule: Schedule
+        self, parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: OptimizerSettings, schedule: Schedule
     ) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.named = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+        self.parameters = list(self.named.values())
         self.settings = settings
         self.schedule = schedule
         self.optimizer = torch.optim.AdamW(
@@ -47,7 +57,7 @@ class Stepper:
 
     def step(self, finite: bool, idle: bool) -> dict[str, float]:
         """Clip and apply the gradient, unless it or the loss is not finite, or nothing had a weight."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm))
+        norm = clipped(self.parameters, self.settings.clip_norm)
         rate = self.settings.learning_rate * self.schedule(self.num_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -58,15 +68,50 @@ class Stepper:
             self.optimizer.step()
         return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(skipped), "idle": float(idle)}
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.num_updates,
-            "num_skipped_in_a_row": self.num_skipped_in_a_row,
-        }
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, by name: counts, and the moments of every parameter that was ever updated."""
+        kept = {name: torch.tensor(getattr(self, name)) for name in COUNTS}
+        for name, parameter in self.named.items():
+            moments = self.optimizer.state.get(parameter, {})
+            kept |= {moment_name(key, name): value for key, value in moments.items()}
+        return kept
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.num_updates = state["num_updates"]
-        self.num_skipped_in_a_row = state["num_skipped_in_a_row"]
+    def blank(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Room for a state of which these names are known."""
+        room = {name: torch.zeros((), dtype=torch.int64) for name in COUNTS}
+        for name, parameter in self.named.items():
+            if moment_name("step", name) in names:
+                room[moment_name("step", name)] = torch.zeros((), device=parameter.device)
+                room |= {moment_name(key, name): torch.zeros_like(parameter) for key in MOMENTS}
+        if unknown := set(names) - room.keys():
+            raise ValueError(
+                f"the optimizer in this checkpoint is that of another model: it has {min(unknown)}; "
+                "resume with the recipe that wrote it"
+            )
+        return room
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state."""
+        self.num_updates, self.num_skipped_in_a_row = (int(state[name]) for name in COUNTS)
+        self.optimizer.state.clear()
+        for name, parameter in self.named.items():
+            if moment_name("step", name) in state:
+                keys = ("step", *MOMENTS)
+                self.optimizer.state[parameter] = {key: state[moment_name(key, name)].detach() for key in keys}
+
+
+COUNTS = ("num_updates", "num_skipped_in_a_row")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def moment_name(key: str, parameter: str) -> str:
+    return f"{key}/{parameter}"
+
+
+def clipped(parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
+    """The norm of the gradient, which is then scaled down to the limit; over all ranks where each has a part of it."""
+    total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if hasattr(total, "full_tensor"):
+        total = total.full_tensor()
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+    return float(total)

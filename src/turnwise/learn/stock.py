@@ -30,8 +30,9 @@ def stock_attention(model: Any) -> Iterator[None]:
 
 def stock_passes(
     model: Any, turns: Sequence[Turn], tokens_per_pass: int, temperature: float
-) -> Iterator[tuple[Rows, Tensor, Tensor]]:
-    """(which turns, logprobs, entropies of all their action tokens, turn after turn) of every padded batch.
+) -> Iterator[tuple[Rows, Tensor, Tensor, Tensor]]:
+    """(which turns, logprobs and entropies of all their action tokens, turn after turn, the logprobs of all tokens in
+    their places) of every padded batch.
 
     The model must have its own attention meanwhile, also while what is made of a pass is differentiated.
     """
@@ -48,7 +49,7 @@ def stock_passes(
         # A token is predicted by the token before it.
         chosen = table[row, place - 1]
         logprobs = chosen.gather(1, tokens[row, place][:, None])[:, 0]
-        yield rows, logprobs, -(chosen.exp() * chosen).sum(-1)
+        yield rows, logprobs, -(chosen.exp() * chosen).sum(-1), chosen
 
 
 def exact_norms(model: Any) -> bool:

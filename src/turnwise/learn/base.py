@@ -1,0 +1,57 @@
+"""The border to learners: what the training loop and a run ask of one, in this process or spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from turnwise.learn.objective import Objective
+from turnwise.plan.plan import Plan
+
+PerTurn = Sequence[NDArray[Any]]
+
+
+class AnyLearner(Protocol):
+    """Scores recorded tokens and takes optimizer steps on plans."""
+
+    seconds: dict[str, float]
+    """Wall-clock seconds by stage so far."""
+
+    def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]: ...
+
+    def update(
+        self,
+        plans: Sequence[Plan],
+        credit: PerTurn,
+        weights: PerTurn,
+        scores: Mapping[str, PerTurn],
+        objective: Objective,
+    ) -> tuple[dict[str, float], list[NDArray[Any]]]: ...
+
+    def update_critic(
+        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn
+    ) -> dict[str, float]: ...
+
+    @property
+    def num_skipped_in_a_row(self) -> int: ...
+
+    def publish(self) -> Mapping[str, Any]: ...
+
+    def disturb(self) -> None:
+        """Change every weight of the policy so that it shows in what is scored, until `undisturb`."""
+        ...
+
+    def undisturb(self) -> None:
+        """Make all weights what they were, bit for bit."""
+        ...
+
+    def save(self, folder: Path, tokenizer: Any) -> None: ...
+
+    def restore(self, folder: Path) -> None: ...
+
+    def close(self) -> None:
+        """End processes of its own."""
+        ...

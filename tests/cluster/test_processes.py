@@ -1,0 +1,9 @@
+import pytest
+
+from turnwise.cluster.processes import ProcessRanks
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_all_with_its_reason():
+    with pytest.raises(RuntimeError, match=r"rank . of the learner failed: (.|\n)*len\(\) takes exactly one argument"):
+        ProcessRanks(2, len)

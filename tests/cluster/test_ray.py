@@ -1,0 +1,136 @@
+"""A Ray cluster of two nodes on this machine: learner ranks on one, engine replicas on the other."""
+
+import asyncio
+import copy
+import os
+
+import numpy as np
+import pytest
+
+from making import distance, gradients
+from running import SilentScreen, micro_recipe
+from turnwise import run
+from turnwise.build import build
+from turnwise.loop import Progress, train
+from turnwise.runs.folder import RunFolder
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "cluster.cpus=1"]
+MORE = ["steps=5", "sft.updates=20", "entropy=0.01", "evaluation.final_tasks=4", "evaluation.every=0"]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of two CPUs each."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.update(RAY_worker_niceness="0")  # else workers give way to whatever else a machine does
+    size = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+    made.add_node(**size)
+    ray.init(address=made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def trained(recipe, model, tokenizer, look):
+    """(the first step's records, what `look` sees of the learner after it, metrics of all steps)."""
+    first, seen, lines = [], [], []
+
+    async def work():
+        parts = build(recipe, copy.deepcopy(model), tokenizer)
+
+        async def after(progress, metrics, records, waiting):
+            lines.append(metrics)
+            if progress.step == 1:
+                first.extend(records)
+                seen.append(look(parts.learner))
+
+        try:
+            await train(
+                parts.settings,
+                parts.stages,
+                parts.learner,
+                parts.engine,
+                parts.tasks,
+                Progress(),
+                after,
+                asyncio.Event(),
+            )
+            where = nodes(parts)
+        finally:
+            await parts.engine.close()
+            parts.close()
+        return where
+
+    where = asyncio.run(work())
+    return first, seen[0], lines, where
+
+
+def nodes(parts):
+    """(nodes of the ranks, nodes of the replicas)."""
+    if parts.site is None:
+        return None
+    from turnwise.cluster.site import nodes_of
+
+    return set(nodes_of(parts.site.of_ranks)), set(nodes_of(parts.site.of_replicas))
+
+
+def actions(records):
+    turns = [turn for record in records for trajectory in record.group.trajectories for turn in trajectory.turns]
+    return [turn.action.tolist() for turn in turns]
+
+
+def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
+    alone, spread = micro_recipe(tmp_path, *MORE), micro_recipe(tmp_path, *MORE, *SPREAD)
+    model, tokenizer = asyncio.run(run.warm_model(alone, SilentScreen(), {}, asyncio.Event()))
+    wanted_groups, wanted, wanted_lines, _ = trained(alone, model, tokenizer, lambda own: gradients(own.policy.model))
+    groups, found, lines, (of_ranks, of_replicas) = trained(spread, model, tokenizer, lambda own: own.gradients())
+    assert actions(groups) == actions(wanted_groups)
+    assert found.keys() == wanted.keys()
+    together = lambda values: np.concatenate([np.asarray(values[name], np.float64).ravel() for name in sorted(values)])
+    assert np.linalg.norm(together(wanted)) > 1e-3
+    assert distance(together(found), together(wanted)) <= 1e-5
+    assert max(distance(found[name], wanted[name]) for name in wanted) <= 1e-4
+    assert len(lines) == 5
+    assert all(line["gap/mean"] < 1e-5 for line in lines)
+    assert lines[0]["loss"] == pytest.approx(wanted_lines[0]["loss"], rel=1e-5, abs=1e-6)
+    assert len(of_ranks) == 1
+    assert len(of_replicas) == 1
+    assert of_ranks.isdisjoint(of_replicas)
+
+
+def test_a_cluster_without_room_says_so(cluster, tmp_path):
+    from turnwise.cluster.site import Site
+
+    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.patience=3")
+    with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
+        Site(recipe.cluster)
+
+
+def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
+    from turnwise.cluster.actors import ActorRanks
+    from turnwise.cluster.site import Site
+
+    site = Site(micro_recipe(tmp_path, *SPREAD).cluster)
+    try:
+        with pytest.raises(RuntimeError, match="rank . of the learner failed"):
+            ActorRanks(site, len, device="cpu", threads=1)
+    finally:
+        site.close()
+
+
+def test_a_whole_run_with_environments_in_actors_resumes_on_the_cluster_only(cluster, tmp_path):
+    """Colocated this time: two places of two CPUs, one on each node, leave none for environments but half of one."""
+    few = ["steps=1", "sft.updates=1", "cluster.placement=colocated", "cluster.cpus=0.5", "env.0.actors=1"]
+    recipe = micro_recipe(tmp_path, *MORE, *few, "runs.checkpoint_every=1")
+    assert asyncio.run(run.start(recipe, SilentScreen(), asyncio.Event())) is not None
+    folder = RunFolder.open(recipe.out)
+    here = ["cluster.placement=local", "cluster.cpus=1"]
+    (folder.checkpoints / "latest").write_text("step-000000\n")
+    with pytest.raises(ValueError, match=r"env\.actors needs a Ray cluster"):
+        asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event(), overrides=here))
+    assert asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event())) is not None

@@ -1,0 +1,62 @@
+import pytest
+
+from running import micro_recipe
+
+
+def test_the_laptop_is_the_default(tmp_path):
+    own = micro_recipe(tmp_path).cluster
+    assert not own.is_spread
+    assert not own.on_ray
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spread", "on_ray"),
+    [
+        (["cluster.ranks=2"], True, False),
+        (["cluster.placement=colocated"], True, True),
+        (["cluster.placement=disaggregated", "cluster.gpus=1", "model.device=cuda"], True, True),
+    ],
+)
+def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
+    own = micro_recipe(tmp_path, *overrides).cluster
+    assert (own.is_spread, own.on_ray) == (spread, on_ray)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster.replicas=2"], 'replicas is ignored with placement = "local"'),
+        (["cluster.gpus=1"], 'gpus is ignored with placement = "local"'),
+        (["cluster.placement=colocated", "model.device=cuda"], "cluster.gpus = 0 decides"),
+        (["cluster.placement=colocated", "cluster.gpus=1", "model.device=cpu"], "cluster.gpus = 1 decides"),
+        (["env.0.actors=2"], "env.actors needs a Ray cluster"),
+        (["cluster.ranks=0"], "cluster.ranks"),
+        (["lora.targets=['q_proj']"], "targets is ignored without a rank"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        micro_recipe(tmp_path, *overrides)
+
+
+def test_actors_and_batched_calls_exclude_each_other(tmp_path):
+    from turnwise.cluster.worlds import Worlds
+
+    class Many:
+        @classmethod
+        def step_many(cls, environments, messages):
+            return []
+
+    with pytest.raises(ValueError, match=r"env.actors would keep calls of Many from being put together"):
+        Worlds(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
+
+
+def test_of_a_run_that_resumes_only_the_place_may_change(tmp_path, capsys):
+    from turnwise.cli import main
+
+    recipe = micro_recipe(tmp_path)
+    for given in (["steps=3"], ["cluster.ranks=1", "seed=2"], ["recipes/quickstart.toml"]):
+        assert main(["train", "--resume", str(recipe.out), *given]) == 2
+        assert "remove what is not cluster.key=value" in capsys.readouterr().err
+    assert main(["train", "--resume", str(recipe.out), "cluster.ranks=1"]) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
