@@ -122,6 +122,11 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"rollout": {"max_prompt_tokens": 9, "max_trajectory_tokens": 9}}, "must leave room for an action"),
         ({"model": {"path": "models/x", "hidden": 64}}, "hidden and layers size the tiny model only"),
         ({"sft": {"data": "x.jsonl", "noise": 0.1}}, "noise and demonstrations apply to demonstrating environments"),
+        ({"evaluation": {"overlap": True, "every": 0}}, "evaluation: overlap is ignored with every = 0"),
+        (
+            {"evaluation": {"overlap": True, "every": 5}, "steps": 5},
+            "evaluation.overlap is ignored with evaluation.every = 5: no evaluation is due before the last of steps",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_key_and_remedy(tree, message):

@@ -24,20 +24,30 @@ ORDER = (
     {"loop"},
     {"serve", "cluster", "view"},
     {"choices", "mixture"},
+    {"learners"},
     {"build"},
+    {"examiner"},
     {"run"},
-    {"past"},
-    {"play", "verify", "cost"},
+    {"past", "subject"},
+    {"play", "verify", "cost", "appraisal"},
     {"cli", "commands"},
 )
 """Each layer may import those before it."""
-SIBLINGS = {("learn", "plan"), ("cli", "commands"), ("commands", "cli")}
-"""Within a layer only these: the learner computes plans, and the two halves of the command line know each other."""
+SIBLINGS = {
+    ("learn", "plan"),
+    ("sync", "engines"),
+    ("sync", "learn"),
+    ("sync", "plan"),
+    ("cli", "commands"),
+    ("commands", "cli"),
+}
+"""Within a layer only these: the learner computes plans, the check of weights has an engine and a learner say the same,
+and the two halves of the command line know each other."""
 ANYONE = {"__init__"}
 """The version."""
 SCREEN = "screen"
 """What a person sees: imports nothing of ours, and only a run and what comes after may speak to it."""
-SPEAKERS = {"run", "play", "verify", "cost", "cli", "commands"}
+SPEAKERS = {"run", "play", "verify", "cost", "appraisal", "cli", "commands"}
 
 
 def modules():
@@ -167,7 +177,9 @@ def test_the_command_line_is_light():
     assert loaded == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["no-such-command"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["eval", "--help"], ["--version"], ["no-such-command"]]
+)
 def test_help_imports_nothing_heavy(arguments):
     loaded, done = heavy_after("from turnwise.cli import main; main()", *arguments)
     assert "turnwise" in done.stdout + done.stderr

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from turnwise import choices, config
+from turnwise import choices
+from turnwise.cluster.fleet import Fleet
+from turnwise.cluster.replica import open_replicas
+from turnwise.cluster.site import Site
+from turnwise.cluster.worlds import Worlds
 from turnwise.config import Recipe
 from turnwise.credit.estimators import imitate
 from turnwise.credit.scope import of_tokens
 from turnwise.credit.weighting import token_mean
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
-from turnwise.engines.slots import SlotEngine, SlotModel
-from turnwise.learn.critic import Critic, ValueModel
-from turnwise.learn.learner import Learner
+from turnwise.engines.slot_model import SlotModel
+from turnwise.engines.slots import SlotEngine
+from turnwise.engines.vllm import VllmEngine
+from turnwise.engines.vllm_local import LocalSettings, LocalVllm
+from turnwise.engines.vllm_server import VllmServer
+from turnwise.engines.vllm_transfer import FileTransfer, NativeTransfer
+from turnwise.learn.base import AnyLearner
+from turnwise.learn.learner import save_policy
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
-from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
-from turnwise.learn.schedules import Schedule, schedule
-from turnwise.learn.stepper import OptimizerSettings
+from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
+from turnwise.learners import device_of, layout_of, learner_for, policy_of, portable, rl_learner, sft_learner
 from turnwise.loop import Settings, Stages
 from turnwise.mixture import batched_makers, batches_of, environment_makers, task_order, tasks_of
-from turnwise.plan.cut import cut
-from turnwise.plan.pack import pack
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.group import Practice, all_of
@@ -41,9 +47,8 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
+from turnwise.sync.check import Check
 from turnwise.types import Group
-
-LAYOUTS = {"tree": cut, "packed": pack}
 
 
 def limits(recipe: Recipe) -> Limits:
@@ -92,7 +97,7 @@ async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) ->
             f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than "
             f"the {longest} positions of this model; lower it"
         )
-    return model.to(pick_device(recipe.model.device)), tokenizer
+    return model.to("cpu" if recipe.cluster.on_ray else device_of(recipe)), tokenizer
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -110,7 +115,7 @@ class Parts:
     recipe: Recipe
     tokenizer: Any
     renderer: Renderer
-    learner: Learner
+    learner: AnyLearner
     engine: Engine
     exam_engine: Engine
     """What held-out attempts are sampled by: the same, or one of its own where they overlap training."""
@@ -119,6 +124,19 @@ class Parts:
     tasks: TaskOrder
     settings: Settings
     stages: Stages
+    check: Check | None
+    """Of the engine's weights; None where there is nothing that samples."""
+    site: Site | None
+    """Where learner and engines are, if on a Ray cluster."""
+
+    def close(self) -> None:
+        """End the processes of learner and environments, and give the site back."""
+        self.learner.close()
+        for own in self.batches.values():
+            if isinstance(own, Worlds):
+                own.close()
+        if self.site is not None:
+            self.site.close()
 
 
 def check(recipe: Recipe) -> None:
@@ -131,72 +149,26 @@ def check(recipe: Recipe) -> None:
         if path not in ("", "start") and not Path(path).is_dir():
             raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
     choices.check(recipe)
+    check_packages(recipe)
 
 
-def learner_of(
-    recipe: Recipe,
-    model: Any,
-    optimizer: config.Optimizer,
-    updates: int,
-    frozen: Mapping[str, Any] = MappingProxyType({}),
-    critic: Critic | None = None,
-) -> Learner:
-    """The learner of a model, with frozen ones beside it by the name of what they score."""
-    made = {name: policy_of(recipe, beside.requires_grad_(False)) for name, beside in frozen.items()}
-    return Learner(policy_of(recipe, model), *stepping(optimizer, updates), made, critic)
-
-
-def stepping(optimizer: config.Optimizer, updates: int) -> tuple[OptimizerSettings, Schedule]:
-    settings = OptimizerSettings(optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.clip_norm)
-    return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
-
-
-def critic_of(recipe: Recipe, model: Any) -> Critic | None:
-    """A critic that starts as a copy of the model, where the recipe needs one."""
-    if "values" not in choices.needs(recipe):
-        return None
-    values = ValueModel(copy.deepcopy(model), **how_computed(recipe, model))
-    updates = recipe.steps * recipe.updates_per_step
-    return Critic(values, *stepping(recipe.critic.optimizer, updates), clip=recipe.critic.clip)
-
-
-def policy_of(recipe: Recipe, model: Any) -> Policy:
-    return Policy(model, temperature=recipe.sampling.temperature, **how_computed(recipe, model))
-
-
-def how_computed(recipe: Recipe, model: Any) -> dict[str, Any]:
-    """What a policy and a critic have in common: how they compute plans."""
-    longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
-    if device != "cpu" and recipe.tokens_per_pass < longest:
-        raise ValueError(
-            f"tokens_per_pass = {recipe.tokens_per_pass} cannot hold a turn of rollout.max_trajectory_tokens = "
-            f"{longest}, and only a CPU computes one in several passes; raise it"
-        )
-    return {
-        "dtype": DTYPES[recipe.model.dtype],
-        "layout": LAYOUTS[recipe.layout],
-        "longest": longest,
-        "checkpointing": recipe.model.checkpointing,
-    }
-
-
-def frozen_models(recipe: Recipe, tokenizer: Any, start: Callable[[], Any]) -> dict[str, Any]:
-    """The models that a step needs scores of beside the policy's; `start` gives the one that training started from."""
-    needed, frozen = choices.needs(recipe), {}
-    if "reference" in needed:
-        path = recipe.kl.reference
-        frozen["reference"] = start() if path == "start" else same_vocabulary(path, tokenizer)
-    if "teacher" in needed:
-        frozen["teacher"] = same_vocabulary(recipe.teacher, tokenizer)
-    device = pick_device(recipe.model.device)
-    return {name: model.to(device) for name, model in frozen.items()}
-
-
-def same_vocabulary(path: str, tokenizer: Any) -> Any:
-    """The model in a folder, once its tokens are known to be the policy's."""
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(f"the model in {path} has another vocabulary than the policy, so it cannot score its tokens")
-    return load_model(path)
+def check_packages(recipe: Recipe) -> None:
+    """Refuse what needs packages that are not installed."""
+    if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
+        raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
+    if recipe.lora.rank and importlib.util.find_spec("peft") is None:
+        raise ValueError('lora needs peft: pip install "turnwise[lora]"')
+    if recipe.engine.name != "vllm":
+        return
+    own = recipe.engine.vllm
+    needed = {"aiohttp": "vllm-client"} if own.server else {"vllm": "vllm"}
+    if own.transfer != "file":
+        needed["vllm"] = "vllm"
+    for package, extra in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" (on a CPU see docs/vllm.md)'
+            )
 
 
 def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
@@ -206,27 +178,89 @@ def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
     return Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools, ends)
 
 
-def engine_of(
-    recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread
-) -> SlotEngine:
-    """The in-process engine: on the learner's own module at lag 0, on a copy where sampling and learning overlap."""
-    return slot_engine(recipe, model, renderer, version, workers("engine") if recipe.max_lag else None)
+def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread) -> Engine:
+    """The engine that a recipe names: on the learner's own module at lag 0, on a copy where sampling and learning
+    overlap or learning is done elsewhere, or a vLLM."""
+    if recipe.engine.name == "vllm":
+        return vllm_engine(recipe, model, renderer, version)
+    apart = inline if recipe.cluster.is_spread else None
+    return slot_engine(recipe, model, renderer, version, workers("engine") if recipe.max_lag else apart)
+
+
+def exam_engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers) -> Engine:
+    """An engine with weights of its own, for what overlaps training."""
+    if recipe.engine.name == "vllm":
+        return vllm_engine(recipe, model, renderer, version)
+    return slot_engine(recipe, model, renderer, version, workers("exam"))
 
 
 def slot_engine(
     recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
 ) -> SlotEngine:
     """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
-    slot_model = SlotModel(
-        model if worker is None else copy.deepcopy(model),
+    own = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
+    return SlotEngine(own, run=worker or inline, shares_weights=worker is None)
+
+
+def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> Engine:
+    """The engine of a process of its own, which has the model for itself."""
+    torch.set_num_threads(recipe.model.threads or max(1, int(recipe.cluster.cpus)))
+    model = model.to(device_of(recipe))
+    policy_of(recipe, model)  # which makes it ready for an engine
+    renderer = renderer_of(recipe, model, tokenizer)
+    if recipe.engine.name == "vllm":
+        return vllm_engine(recipe, model, renderer, version)
+    own = slot_model_of(recipe, model, renderer, version)
+    return SlotEngine(own, run=in_own_thread("engine"), shares_weights=False)
+
+
+def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
+    return SlotModel(
+        model,
         slots=recipe.engine.slots,
         context=recipe.engine.context or recipe.rollout.max_trajectory_tokens,
         end_tokens=renderer.end_tokens,
         decode=renderer.decode,
         dtype=DTYPES[recipe.model.dtype],
         version=version,
+        cache=recipe.engine.cache,
+        keep_cache=recipe.engine.keep_cache,
+        pass_tokens=recipe.engine.pass_tokens,
     )
-    return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
+
+
+def vllm_engine(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> VllmEngine:
+    """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names."""
+    engine, own = recipe.engine, recipe.engine.vllm
+    dtype, device = DTYPES[recipe.model.dtype], model.device.type
+    if device != "cuda" and (gpus := {"transfer", "memory", "tensor_parallel"} & set(own.changed)):
+        raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(own, min(gpus))!r} needs a GPU; remove it")
+    weights = model.state_dict()
+    local = LocalSettings(
+        slots=engine.slots,
+        dtype=recipe.model.dtype,
+        device=device,
+        threads=torch.get_num_threads(),
+        cache=engine.cache,
+        pass_tokens=engine.pass_tokens,
+        memory=own.memory,
+        eager=device == "cpu" if own.eager == "auto" else own.eager,
+        tensor_parallel=own.tensor_parallel,
+        transfer=own.transfer,
+    )
+    save = partial(save_policy, model, renderer.tokenizer)
+    folder = Path(own.folder) if own.folder else None
+    return VllmEngine(
+        VllmServer(own.server) if own.server else LocalVllm(save, local),
+        FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
+        slots=engine.slots,
+        context=engine.context or recipe.rollout.max_trajectory_tokens,
+        end_tokens=renderer.end_tokens,
+        tensors=weights,
+        version=version,
+        keep_cache=engine.keep_cache,
+        first=weights if own.server else None,
+    )
 
 
 def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches]) -> Practice:
@@ -276,12 +310,17 @@ def build(
     where that is not `model` itself, and `workers` make the calls of engines and learner where these overlap."""
     check(recipe)
     renderer = renderer_of(recipe, model, tokenizer)
-    frozen = frozen_models(recipe, tokenizer, start or (lambda: copy.deepcopy(model)))
-    updates = recipe.steps * recipe.updates_per_step
-    learner = learner_of(recipe, model, recipe.optimizer, updates, frozen, critic_of(recipe, model))
-    engine = engine_of(recipe, model, renderer, step, workers)
+    plain = without_adapters(recipe, model)
+    site = Site(recipe.cluster) if recipe.cluster.on_ray else None
+    make = partial(rl_learner, recipe, portable(recipe, model), tokenizer, start)
+    learner = learner_for(recipe, model, make, site)
+    engine: Engine
+    if site is None:
+        engine = engine_of(recipe, model if shares_module(recipe) else plain, renderer, step, workers)
+    else:
+        engine = Fleet(open_replicas(site, partial(replica_engine, recipe, model, tokenizer, step)))
     overlap = recipe.evaluation.overlap
-    exam_engine = slot_engine(recipe, model, renderer, step, workers("exam")) if overlap else engine
+    exam_engine = exam_engine_of(recipe, plain, renderer, step, workers) if overlap else engine
     batches = batches_of(recipe)
     practice = practice_of(recipe, engine, renderer, batches)
     settle = choices.failure_of(recipe)
@@ -289,20 +328,62 @@ def build(
     async def practise(draw: Draw) -> Group:
         return settle(await practice.group(draw.task, draw.visit))
 
+    lay_out = layout_of(recipe, model)
+    run = workers("learner") if recipe.max_lag or overlap else inline
+    plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
+    check_weights = Check(
+        engine,
+        learner,
+        plan,
+        run,
+        temperature=recipe.sampling.temperature,
+        vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
+        exact=recipe.model.dtype == "float32",
+        limit=recipe.sync.limit,
+        every=recipe.sync.every,
+    )
     stages = Stages(
         practise=practise,
         keep=choices.keep_of(recipe),
-        plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
+        plan=plan,
         estimate=choices.estimate_of(recipe),
         correct=choices.correct_of(recipe),
         targets=choices.targets_of(recipe),
         weigh=choices.weighting_of(recipe),
         anchor=choices.ratio_of(recipe).compare,
         objective=choices.objective_of(recipe),
-        run=workers("learner") if recipe.max_lag or overlap else inline,
+        run=run,
+        arrived=check_weights.arrived,
     )
     order = task_order(recipe, tasks_of(recipe, "train"))
-    return Parts(recipe, tokenizer, renderer, learner, engine, exam_engine, batches, order, settings_of(recipe), stages)
+    settings = settings_of(recipe)
+    return Parts(
+        recipe,
+        tokenizer,
+        renderer,
+        learner,
+        engine,
+        exam_engine,
+        batches,
+        order,
+        settings,
+        stages,
+        check_weights,
+        site,
+    )
+
+
+def shares_module(recipe: Recipe) -> bool:
+    """Whether the engine computes with the learner's own module."""
+    return recipe.engine_shares_weights
+
+
+def without_adapters(recipe: Recipe, model: Any) -> Any:
+    """The model that engines make copies of: another one where the learner is about to put adapters into it."""
+    if not recipe.lora.rank or recipe.cluster.is_spread or (shares_module(recipe) and not recipe.evaluation.overlap):
+        return model
+    policy_of(recipe, model)  # which makes it ready for an engine
+    return copy.deepcopy(model)
 
 
 def settings_of(recipe: Recipe) -> Settings:
@@ -328,7 +409,8 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     """The parts of a warm start: the same loop, with demonstrations for attempts and likelihood for a loss."""
     renderer = renderer_of(recipe, model, tokenizer)
     sft = recipe.sft
-    learner = learner_of(recipe, model, sft.optimizer, sft.updates)
+    site = Site(recipe.cluster) if recipe.cluster.on_ray else None
+    learner = learner_for(recipe, model, partial(sft_learner, recipe, portable(recipe, model)), site)
     practise: Callable[[Draw], Awaitable[Group]]
     if sft.data:
         recital = Recital(renderer)
@@ -345,10 +427,11 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         expert = Demonstrator(makers, renderer, limits(recipe), recipe.seed, sft.noise)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
         practise = lambda draw: expert.group(draw.task, draw.visit)
+    lay_out = layout_of(recipe, model)
     stages = Stages(
         practise=practise,
         keep=lambda group: bool(group.trajectories),
-        plan=partial(LAYOUTS[recipe.layout], tokens_per_pass=recipe.tokens_per_pass),
+        plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
         estimate=imitate,
         correct=choices.uncorrected,
         targets=None,
@@ -374,4 +457,4 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         gap_limit=math.inf,
     )
     nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
-    return Parts(recipe, tokenizer, renderer, learner, nobody, nobody, {}, order, settings, stages)
+    return Parts(recipe, tokenizer, renderer, learner, nobody, nobody, {}, order, settings, stages, None, site)

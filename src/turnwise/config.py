@@ -64,6 +64,23 @@ class Model(Section):
         return self
 
 
+class Lora(Section):
+    """Adapters that train in place of the model's own weights. The warm start trains those."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 for none."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters count by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that have one, for instance q_proj; empty for all but the output layer."""
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if not self.rank and (ignored := self.changed):
+            raise ValueError(f"{ignored[0]} is ignored without a rank")
+        return self
+
+
 class Batching(Section):
     """How calls of an environment with `step_many` or `close_many` are put together."""
 
@@ -108,6 +125,8 @@ class Environment(Section):
     """Arguments of the environment's `tasks` function, beside split and seed."""
     batching: Batching = Batching()
     """How its calls are put together."""
+    actors: int = Field(0, ge=0)
+    """Processes of a Ray cluster that its environments live in, one CPU each; 0 keeps them in the run's own process."""
 
     @property
     def label(self) -> str:
@@ -164,15 +183,79 @@ class Sampling(Section):
     """Logits are divided by it, by the engine and by the learner alike."""
 
 
+class Vllm(Section):
+    """What engine vllm needs beside the settings that it shares with others."""
+
+    server: str = ""
+    """URL of a vLLM server that runs already; empty starts a vLLM in processes of its own."""
+    transfer: Literal["file", "nccl", "ipc"] = "file"
+    """How weights get there: file through memory or a disk; nccl to GPUs of a server; ipc on the learner's own GPU."""
+    folder: str = ""
+    """Where files of weights pass through, and both sides can see; empty takes the machine's memory."""
+    memory: float = Field(0.5, gt=0, le=1)
+    """Share of a GPU that vLLM takes, where engine.cache = 0."""
+    eager: bool | Literal["auto"] = "auto"
+    """Neither compile the model nor capture graphs: a quick start and slower sampling; auto does so on a CPU."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share one copy of the model."""
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if self.server and (ignored := {"memory", "eager", "tensor_parallel"} & set(self.changed)):
+            raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove server")
+        if self.transfer != "file" and self.folder:
+            raise ValueError(f'folder is ignored with transfer = "{self.transfer}"')
+        if self.server and self.transfer == "ipc":
+            raise ValueError('transfer = "ipc" shares memory of one GPU; use "nccl" or "file" with a server')
+        if not self.server and self.transfer == "nccl":
+            raise ValueError('transfer = "nccl" goes to the GPUs of a server; without one use "ipc" or "file"')
+        return self
+
+
 class Engine(Section):
     """What samples actions."""
 
-    name: Literal["slots"] = "slots"
-    """slots: in-process continuous batching on the learner's own module."""
+    name: Literal["slots", "vllm"] = "slots"
+    """slots: in-process continuous batching on the learner's own module; vllm: vLLM, with weights of its own."""
     slots: int = Field(64, ge=1)
     """Requests decoded together; the others wait."""
     context: int = Field(0, ge=0)
-    """Tokens a slot can hold; 0 takes max_trajectory_tokens."""
+    """Tokens that prompt and action may have together; 0 takes max_trajectory_tokens."""
+    cache: int = Field(0, ge=0)
+    """MiB of keys and values, those of requests under way and those kept to be shared; 0 takes 1024, or four contexts
+    if that is more. What was used longest ago goes first."""
+    keep_cache: bool = False
+    """Share keys and values that older weights computed, where false computes prefixes anew after every step."""
+    pass_tokens: int = Field(2048, ge=2)
+    """Tokens computed together: one of every request that samples, the rest of prompts."""
+    vllm: Vllm = Vllm()
+    """What engine vllm needs beside these."""
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if self.name != "vllm" and self.vllm.changed:
+            raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
+        if self.cache and "memory" in self.vllm.changed:
+            raise ValueError(f"vllm.memory is ignored with cache = {self.cache}")
+        if self.vllm.server and (ignored := {"cache", "pass_tokens"} & set(self.changed)):
+            raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove vllm.server")
+        return self
+
+    @model_validator(mode="after")
+    def prompts_get_on(self) -> Self:
+        if self.pass_tokens <= self.slots:
+            raise ValueError(f"pass_tokens = {self.pass_tokens} leaves no room for prompts beside slots = {self.slots}")
+        return self
+
+
+class Sync(Section):
+    """How loads of new weights are checked, where the engine has weights of its own."""
+
+    every: int = Field(1, ge=1)
+    """Versions between checks."""
+    limit: float = Field(0.0, ge=0)
+    """Mean difference between the engine's logprobs and the learner's, on tokens sampled for the check, at which the
+    run stops; 0 takes 1e-5 in float32, and in bfloat16 four times what is found at the start."""
 
 
 class Kl(Section):
@@ -203,6 +286,24 @@ class Kl(Section):
             raise ValueError(f"{ignored[0]} is ignored without a coefficient")
         if self.place == "reward" and "divergence" in self.changed:
             raise ValueError('divergence is one of the loss; with place = "reward" the charge is k1')
+        return self
+
+
+class Distill(Section):
+    """A term of the loss that draws the policy's whole distribution at every action token to the teacher's."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """How strongly; 0 for not at all."""
+    top_k: int = Field(16, ge=1)
+    """How many of the teacher's likeliest tokens are compared one by one; all others are compared as one."""
+    direction: Literal["reverse", "forward"] = "reverse"
+    """reverse is the KL divergence from policy to teacher, which keeps the policy to what the teacher would do; forward
+    is that from teacher to policy, which has it do all of that."""
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if not self.coefficient and (ignored := self.changed):
+            raise ValueError(f"{ignored[0]} is ignored without a coefficient")
         return self
 
 
@@ -288,6 +389,15 @@ class Evaluation(Section):
     """Nucleus of the sampled evaluation."""
     top_k: int = Field(0, ge=0)
     """Most likely tokens the sampled evaluation may draw from; 0 for all."""
+    overlap: bool = False
+    """Training goes on beside evaluations, which have an engine and a copy of the weights of their own; those before
+    and after training have the machine to themselves."""
+
+    @model_validator(mode="after")
+    def something_overlaps(self) -> Self:
+        if self.overlap and not self.every:
+            raise ValueError("overlap is ignored with every = 0, where nothing is evaluated during training")
+        return self
 
 
 class SftOptimizer(Optimizer):
@@ -333,10 +443,49 @@ class Runs(Section):
     """How many of the newest checkpoints stay, beside the best one."""
     archive_steps: int = Field(1000, ge=1)
     """How many of the newest steps' trajectories stay in the archive."""
+    evaluations: int = Field(20, ge=1)
+    """How many of the newest evaluations' trajectories stay, beside those of the best."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics go beside metrics.jsonl."""
     project: str = "turnwise"
     """Project name for wandb."""
+
+
+class Cluster(Section):
+    """Where the learner and the engines run. By itself, all of a run is in one process."""
+
+    placement: Literal["local", "colocated", "disaggregated"] = "local"
+    """local is this machine, without Ray. On a Ray cluster colocated has learner ranks and engine replicas share nodes
+    and GPUs, and disaggregated has no replica on a node with a rank."""
+    address: str = ""
+    """Of the Ray cluster, for instance 10.0.0.7:6379; empty takes the one that this machine is part of, or starts one
+    here."""
+    ranks: int = Field(1, ge=1)
+    """Processes that hold the learner together, each with a part of the weights and of the plans; the result is that of
+    one."""
+    replicas: int = Field(1, ge=1)
+    """Engines on the Ray cluster."""
+    cpus: float = Field(1.0, gt=0)
+    """CPUs that a rank and a replica have on the Ray cluster, each."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs that a rank and a replica have there, each; colocated ones share them."""
+    patience: float = Field(120.0, gt=0)
+    """Seconds that the Ray cluster has to find room for all of them."""
+
+    @property
+    def on_ray(self) -> bool:
+        return self.placement != "local"
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the learner is in other processes than the run."""
+        return self.ranks > 1 or self.on_ray
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if not self.on_ray and (ignored := [name for name in self.changed if name != "ranks"]):
+            raise ValueError(f'{ignored[0]} is ignored with placement = "local"')
+        return self
 
 
 class Recipe(Section):
@@ -376,6 +525,8 @@ class Recipe(Section):
     run stops; 0 takes 1e-3 in float32 and 0.1 in bfloat16."""
     model: Model = Model()
     """The policy."""
+    lora: Lora = Lora()
+    """Its adapters."""
     env: tuple[Environment, ...] = Field(min_length=1)
     """Environments to train on, mixed by weight."""
     rollout: Rollout = Rollout()
@@ -384,6 +535,8 @@ class Recipe(Section):
     """How training attempts are sampled."""
     engine: Engine = Engine()
     """What samples."""
+    sync: Sync = Sync()
+    """How its weights are checked."""
     filter: Choice = Choice(name="keep_all")
     """Which groups are worth training on."""
     credit: Choice = Choice(name="grpo")
@@ -399,7 +552,9 @@ class Recipe(Section):
     correction: Correction = Correction()
     """Off-policy correction."""
     teacher: str = ""
-    """A folder that transformers can load: the model that credit distill learns from."""
+    """A folder that transformers can load: the model that credit distill and the term of [distill] learn from."""
+    distill: Distill = Distill()
+    """How the policy's distributions are drawn to the teacher's."""
     critic: Critic = Critic()
     """What credit gae learns values with."""
     optimizer: Optimizer = Optimizer()
@@ -410,6 +565,8 @@ class Recipe(Section):
     """Warm start."""
     runs: Runs = Runs()
     """What a run leaves behind."""
+    cluster: Cluster = Cluster()
+    """Where it runs."""
 
     @field_validator("env", mode="before")
     @classmethod
@@ -434,6 +591,28 @@ class Recipe(Section):
             raise ValueError(
                 'order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
             )
+        if self.evaluation.overlap and self.evaluation.every >= self.steps:
+            raise ValueError(
+                f"evaluation.overlap is ignored with evaluation.every = {self.evaluation.every}: no evaluation is due "
+                f"before the last of steps = {self.steps}"
+            )
+        if self.sync.changed and self.engine_shares_weights:
+            raise ValueError(
+                f"sync.{self.sync.changed[0]} is ignored with max_lag = 0, where the engine computes on the learner's own "
+                "weights; remove it"
+            )
+        if self.evaluation.overlap and self.engine.vllm.server:
+            raise ValueError(
+                "evaluation.overlap needs an engine with weights of its own, and engine.vllm.server has one version of "
+                "them; set evaluation.overlap = false"
+            )
+        if self.cluster.on_ray and self.model.device not in ("auto", "cuda" if self.cluster.gpus else "cpu"):
+            raise ValueError(
+                f'model.device = "{self.model.device}" is ignored on a Ray cluster, where cluster.gpus = '
+                f"{self.cluster.gpus:g} decides; remove it"
+            )
+        if not self.cluster.on_ray and any(environment.actors for environment in self.env):
+            raise ValueError('env.actors needs a Ray cluster; set cluster.placement = "colocated" or "disaggregated"')
         labels = [environment.label for environment in self.env]
         for label in labels:
             if label in ("mean", "std", "min", "max"):
@@ -448,6 +627,11 @@ class Recipe(Section):
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}"
             )
         return self
+
+    @property
+    def engine_shares_weights(self) -> bool:
+        """Whether the engine computes with the learner's own module."""
+        return self.engine.name == "slots" and not self.max_lag and not self.cluster.is_spread
 
     @property
     def updates_per_step(self) -> int:

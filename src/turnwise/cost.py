@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.build import LAYOUTS, policy_of, set_threads
+from turnwise.build import set_threads
 from turnwise.learn.policy import Policy, load_model, pick_device
+from turnwise.learners import LAYOUTS, policy_of
 from turnwise.past import Past
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack

@@ -18,7 +18,7 @@ from turnwise.credit.estimators import Credit
 from turnwise.credit.scope import Anchor, PerTurn
 from turnwise.credit.weighting import Weights
 from turnwise.engines.base import Engine
-from turnwise.learn.learner import Learner
+from turnwise.learn.base import AnyLearner
 from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
@@ -26,9 +26,13 @@ from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.stream import GroupStream, Order, Practise, Slots, Used
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
+from turnwise.sync.check import NOTHING, Found
 from turnwise.types import Group, Turn, turns_of
 
 log = logging.getLogger(__name__)
+
+IN_LOSS = frozenset({"reference", "buckets"})
+"""Scores that the loss compares the policy with, beside its anchor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Settings:
     anchor: str
     """What the loss compares new logprobs with: "engine" (as sampled) or "learner" (scored before the first update)."""
     needs: frozenset[str]
-    """What is scored before the first update of a step: old, reference, teacher."""
+    """What is scored before the first update of a step: old, reference, teacher, buckets, values."""
     success_at: float
     nonfinite_limit: int
     dropped_limit: int
@@ -76,6 +80,10 @@ class Progress:
     lag_max: int = 0
 
 
+async def unchecked(version: int) -> Found:
+    return NOTHING
+
+
 Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
 """(groups, credit, old logprobs) -> (credit for the loss, measurements)."""
 
@@ -96,6 +104,8 @@ class Stages:
     objective: Objective
     run: Callable[..., Awaitable[Any]]
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
+    arrived: Callable[[int], Awaitable[Found]] = unchecked
+    """Whether the engine computes what the learner does, after the load of a version."""
 
 
 Waiting = Mapping[int, Group]
@@ -107,7 +117,7 @@ After = Callable[[Progress, dict[str, float], list[Record], Waiting], Awaitable[
 async def train(
     settings: Settings,
     stages: Stages,
-    learner: Learner,
+    learner: AnyLearner,
     engine: Engine,
     tasks: TaskOrder,
     progress: Progress,
@@ -143,6 +153,7 @@ async def train(
             progress.step += 1
             loading = time.perf_counter()
             await engine.load(learner.publish(), progress.step)
+            found = await stages.arrived(progress.step)
             now = time.perf_counter()
             progress.draws += taken.count
             progress.used = stream.used.copy()
@@ -150,7 +161,8 @@ async def train(
             progress.updates += settings.updates_per_step
             progress.lag_max = max(progress.lag_max, int(metrics["lag/max"]))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
-            await after(progress, {**metrics, **timings, **stream.fairness.metrics()}, records, stream.waiting())
+            measured = {**metrics, **found.metrics, **timings, **stream.fairness.metrics()}
+            await after(progress, measured, records, stream.waiting())
             if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
                 raise RunStopped(
                     f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
@@ -161,6 +173,8 @@ async def train(
                     f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
                     f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
                 )
+            if found.wrong:
+                raise RunStopped(found.wrong)
             slots.release(len(taken.kept))
             if stop.is_set():
                 return
@@ -204,7 +218,7 @@ async def unless_stopped(work: Awaitable[Taken], stop: asyncio.Event) -> Taken |
 
 
 def train_step(
-    settings: Settings, stages: Stages, learner: Learner, taken: Taken, version: int
+    settings: Settings, stages: Stages, learner: AnyLearner, taken: Taken, version: int
 ) -> tuple[dict[str, float], list[Record]]:
     """All updates of one step on the groups taken: metrics, and what the archive shall hold."""
     began = time.perf_counter()
@@ -236,7 +250,7 @@ def train_step(
     sampled_gap: dict[str, float] = {}
     for _ in range(settings.epochs):
         for index, plan in enumerate(plans):
-            told: dict[str, PerTurn] = {name: scores[name][index] for name in scores if name == "reference"}
+            told: dict[str, PerTurn] = {name: scores[name][index] for name in scores if name in IN_LOSS}
             if (old := old_of(settings, scores, turns, index)) is not None:
                 moved = bool(logged) or settings.anchor == "engine"
                 now = partial(learner.score, plan, len(turns[index])) if moved else partial(same, old)

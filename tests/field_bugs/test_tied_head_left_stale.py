@@ -7,6 +7,7 @@ the output layer of the first version: a policy that nobody trained, and ratios 
 
 import asyncio
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from turnwise import build as building
 from turnwise.engines.slots import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
-from turnwise.loop import Progress, train
+from turnwise.loop import Progress, train, unchecked
 from turnwise.recipes import parse_recipe
 from turnwise.schedule.take import RunStopped
 from turnwise.types import Message, Task
@@ -73,13 +74,13 @@ class StaleHead(TwoTensors):
         super().load({**weights, "lm_head.weight": self.model.get_output_embeddings().weight.detach()}, version)
 
 
-async def trained(kind, gap_limit):
+async def trained(kind, gap_limit, checked):
     """The steps of a run whose engine has weights of its own, by their gaps between engine and learner."""
     tokenizer = byte_tokenizer()
     model = build_model(tokenizer, hidden=32, layers=1, context=100, seed=0)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
-    def engine_of(recipe, model, renderer, version):
+    def engine_of(recipe, model, renderer, version, workers):
         slot_model = kind(
             copy.deepcopy(model),
             slots=16,
@@ -94,12 +95,13 @@ async def trained(kind, gap_limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "engine_of", engine_of)
         parts = building.build(parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test"), model, tokenizer)
+    stages = parts.stages if checked else replace(parts.stages, arrived=unchecked)
     gaps = []
 
     async def after(progress, metrics, records, waiting):
         gaps.append(metrics["gap/mean"])
 
-    loop = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
+    loop = parts.settings, stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
     try:
         await train(*loop)
     except RunStopped as stopped:
@@ -109,9 +111,9 @@ async def trained(kind, gap_limit):
     return gaps
 
 
-def check_a_run_goes_through(kind, gap_limit=0.0):
+def check_a_run_goes_through(kind, gap_limit=0.0, checked=False):
     """A run is not stopped, because its engine draws with the weights that are trained."""
-    gaps = run(trained(kind, gap_limit))
+    gaps = run(trained(kind, gap_limit, checked))
     assert len(gaps) == STEPS
     return gaps
 
@@ -124,6 +126,12 @@ def test_an_engine_that_loads_everything_is_in_step(kind):
 def test_a_stale_head_is_caught_at_the_first_step_after_the_load():
     with pytest.raises(AssertionError, match="stopped after step 2: the engine's logprobs differ from the learner's"):
         check_a_run_goes_through(StaleHead)
+
+
+def test_a_check_of_every_load_catches_it_a_step_earlier():
+    with pytest.raises(AssertionError, match="stopped after step 1: the engine's .* after the load of version 1"):
+        check_a_run_goes_through(StaleHead, gap_limit=1e9, checked=True)
+    assert max(check_a_run_goes_through(TwoTensors, checked=True)) < 1e-5
 
 
 def test_a_stale_head_goes_unnoticed_where_nobody_compares():

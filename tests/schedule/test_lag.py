@@ -141,7 +141,8 @@ def test_no_trained_token_is_older_than_the_lag_allows(shard):
         settings, lags, trained, progress, started = played(seed)
         assert progress.step == settings.steps
         assert [len(kept) for kept in trained] == [settings.groups_per_step] * settings.steps
-        assert max(lags) <= settings.max_lag and min(lags) >= 0, seed
+        assert max(lags) <= settings.max_lag, seed
+        assert min(lags) >= 0, seed
         bounds_met += max(lags) == settings.max_lag > 0
         assert started == list(range(len(started))), seed  # every draw once, in order
         assert len(started) >= progress.draws  # used: trained on or dropped

@@ -1,4 +1,4 @@
-"""Whole asynchronous runs under the virtual clock: slow environments, failures, time-outs and lag, the same each time."""
+"""Whole asynchronous runs under the virtual clock, with slow environments, failures and lag: the same each time."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,8 @@ def slow_recipe(folder, out, *overrides):
 
 
 def durations(seed):
-    """Workers whose calls take times of their own: steps of the engine some tenths of a second, of the learner some seconds."""
+    """Workers whose calls take times of their own: tenths of a second for steps of the engine, seconds for the
+    learner's."""
     scale = {"engine": 0.3, "learner": 8.0}
 
     def worker(name):
