@@ -24,6 +24,7 @@ BENCHMARKS = {
     "env_batching": [],
     "engines": ["--threads", "1", "2"],
     "async_training": [],
+    "weight_sync": [],
     "recipes": [],
     "curves": [],
 }

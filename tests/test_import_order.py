@@ -35,14 +35,15 @@ ORDER = (
 """Each layer may import those before it."""
 SIBLINGS = {
     ("learn", "plan"),
+    ("engines", "sync"),
     ("sync", "engines"),
     ("sync", "learn"),
     ("sync", "plan"),
     ("cli", "commands"),
     ("commands", "cli"),
 }
-"""Within a layer only these: the learner computes plans, the check of weights has an engine and a learner say the same,
-and the two halves of the command line know each other."""
+"""Within a layer only these: the learner computes plans, engines of other processes read what is published, the check
+of weights has an engine and a learner say the same, and the two halves of the command line know each other."""
 ANYONE = {"__init__"}
 """The version."""
 SCREEN = "screen"

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from turnwise import choices
-from turnwise.cluster.fleet import Fleet
 from turnwise.cluster.replica import open_replicas
 from turnwise.cluster.site import Site
 from turnwise.cluster.worlds import Worlds
@@ -24,6 +23,8 @@ from turnwise.credit.estimators import imitate
 from turnwise.credit.scope import of_tokens
 from turnwise.credit.weighting import token_mean
 from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.process import ProcessEngine
+from turnwise.engines.router import Router
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slot_model import SlotModel
 from turnwise.engines.slots import SlotEngine
@@ -48,6 +49,8 @@ from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.sync.check import Check
+from turnwise.sync.outline import outline_of
+from turnwise.sync.publisher import Publisher
 from turnwise.types import Group
 
 
@@ -183,6 +186,8 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, work
     overlap or learning is done elsewhere, or a vLLM."""
     if recipe.engine.name == "vllm":
         return vllm_engine(recipe, model, renderer, version)
+    if recipe.engine.processes:
+        return process_engines(recipe, model, renderer, version)
     apart = inline if recipe.cluster.is_spread else None
     return slot_engine(recipe, model, renderer, version, workers("engine") if recipe.max_lag else apart)
 
@@ -212,6 +217,24 @@ def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> 
         return vllm_engine(recipe, model, renderer, version)
     own = slot_model_of(recipe, model, renderer, version)
     return SlotEngine(own, run=in_own_thread("engine"), shares_weights=False)
+
+
+def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> Router:
+    """Engines in processes of this machine, which read their weights from one place."""
+    publisher = Publisher()
+    publisher.publish(model.state_dict(), version)
+    make = partial(engine_of_process, recipe, renderer.tokenizer)
+    outline = outline_of(model)
+    context = recipe.engine.context or recipe.rollout.max_trajectory_tokens
+
+    def start(number: int) -> ProcessEngine:
+        return ProcessEngine(make, outline, publisher, context=context, name=f"engine process {number}")
+
+    return Router(start, recipe.engine.processes, publisher)
+
+
+def engine_of_process(recipe: Recipe, tokenizer: Any, model: Any, version: int) -> Engine:
+    return replica_engine(recipe, model, tokenizer, version)
 
 
 def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
@@ -318,7 +341,9 @@ def build(
     if site is None:
         engine = engine_of(recipe, model if shares_module(recipe) else plain, renderer, step, workers)
     else:
-        engine = Fleet(open_replicas(site, partial(replica_engine, recipe, model, tokenizer, step)))
+        make_engine = partial(replica_engine, recipe, model, tokenizer, step)
+        context = recipe.engine.context or recipe.rollout.max_trajectory_tokens
+        engine = open_replicas(site, make_engine, context=context)
     overlap = recipe.evaluation.overlap
     exam_engine = exam_engine_of(recipe, plain, renderer, step, workers) if overlap else engine
     batches = batches_of(recipe)

@@ -226,6 +226,9 @@ class Engine(Section):
     if that is more. What was used longest ago goes first."""
     keep_cache: bool = False
     """Share keys and values that older weights computed, where false computes prefixes anew after every step."""
+    processes: int = Field(0, ge=0)
+    """Processes of this machine that sample, each with a copy of the weights; one that dies is started again. 0 samples
+    in the run's own process."""
     pass_tokens: int = Field(2048, ge=2)
     """Tokens computed together: one of every request that samples, the rest of prompts."""
     vllm: Vllm = Vllm()
@@ -233,6 +236,8 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
+        if self.name == "vllm" and self.processes:
+            raise ValueError('processes is ignored with name = "vllm", which has processes of its own')
         if self.name != "vllm" and self.vllm.changed:
             raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
         if self.cache and "memory" in self.vllm.changed:
@@ -598,14 +603,16 @@ class Recipe(Section):
             )
         if self.sync.changed and self.engine_shares_weights:
             raise ValueError(
-                f"sync.{self.sync.changed[0]} is ignored with max_lag = 0, where the engine computes on the learner's own "
-                "weights; remove it"
+                f"sync.{self.sync.changed[0]} is ignored with max_lag = 0, where the engine computes on the learner's "
+                "own weights; remove it"
             )
         if self.evaluation.overlap and self.engine.vllm.server:
             raise ValueError(
                 "evaluation.overlap needs an engine with weights of its own, and engine.vllm.server has one version of "
                 "them; set evaluation.overlap = false"
             )
+        if self.cluster.on_ray and self.engine.processes:
+            raise ValueError("engine.processes is ignored on a Ray cluster, where cluster.replicas decides; remove it")
         if self.cluster.on_ray and self.model.device not in ("auto", "cuda" if self.cluster.gpus else "cpu"):
             raise ValueError(
                 f'model.device = "{self.model.device}" is ignored on a Ray cluster, where cluster.gpus = '
@@ -631,7 +638,8 @@ class Recipe(Section):
     @property
     def engine_shares_weights(self) -> bool:
         """Whether the engine computes with the learner's own module."""
-        return self.engine.name == "slots" and not self.max_lag and not self.cluster.is_spread
+        in_process = self.engine.name == "slots" and not self.engine.processes
+        return in_process and not self.max_lag and not self.cluster.is_spread
 
     @property
     def updates_per_step(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from turnwise import __version__
 from turnwise.build import Parts, build, build_sft, check, model_and_tokenizer, set_threads
 from turnwise.config import Recipe
+from turnwise.engines.router import Router
 from turnwise.engines.slots import SlotEngine
 from turnwise.engines.vllm import VllmEngine
 from turnwise.examiner import Exam, Examiner
@@ -379,7 +380,7 @@ async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio
 async def open_engines(parts: Parts) -> None:
     """Start engines that take long to, before there is a call whose deadline would count that."""
     for engine in (parts.engine, parts.exam_engine):
-        if isinstance(engine, VllmEngine):
+        if isinstance(engine, (VllmEngine, Router)):
             await engine.open()
 
 

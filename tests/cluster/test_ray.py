@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from acting import until
 from making import distance, gradients
 from running import SilentScreen, micro_recipe
 from turnwise import run
@@ -18,7 +19,14 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "cluster.cpus=1"]
-MORE = ["steps=5", "sft.updates=20", "entropy=0.01", "evaluation.final_tasks=4", "evaluation.every=0"]
+MORE = [
+    "steps=5",
+    "rollout.turn_seconds=120",
+    "sft.updates=20",
+    "entropy=0.01",
+    "evaluation.final_tasks=4",
+    "evaluation.every=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +45,8 @@ def cluster():
 
 
 def trained(recipe, model, tokenizer, look):
-    """(the first step's records, what `look` sees of the learner after it, metrics of all steps)."""
+    """(the first step's records, what `look` sees of the learner after it, metrics of all steps, where it was). On a
+    cluster a replica dies after the second step."""
     first, seen, lines = [], [], []
 
     async def work():
@@ -48,8 +57,12 @@ def trained(recipe, model, tokenizer, look):
             if progress.step == 1:
                 first.extend(records)
                 seen.append(look(parts.learner))
+            if progress.step == 2 and parts.site is not None:
+                ray.kill(parts.engine.places[0].replica.actor)
 
         try:
+            if parts.site is not None:
+                await parts.engine.open()
             await train(
                 parts.settings,
                 parts.stages,
@@ -61,6 +74,8 @@ def trained(recipe, model, tokenizer, look):
                 asyncio.Event(),
             )
             where = nodes(parts)
+            if parts.site is not None:
+                await until(lambda: parts.engine.places[0].starts == 2 and parts.engine.places[0].ready.is_set(), 300.0)
         finally:
             await parts.engine.close()
             parts.close()

@@ -9,7 +9,7 @@ import asyncio
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from acting import inline
+from engines.processes import start_process, start_router
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slot_model import SlotModel
@@ -65,9 +66,17 @@ def start_scripted(folder):
     return ScriptedEngine(script, encode, end_token=END, context=CONTEXT)
 
 
+def start_elsewhere(start, folder):
+    """What `start` makes of the model: engines in processes of their own."""
+    settings = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [END], "pass_tokens": 64}
+    return start(load_model(folder), folder / "weights", decode=load_tokenizer(folder).decode, **settings)
+
+
 KINDS = {
     "slots": Kind(start_slots),
     "slots in a thread": Kind(lambda folder: start_slots(folder, asyncio.to_thread)),
+    "process": Kind(partial(start_elsewhere, start_process)),
+    "router": Kind(partial(start_elsewhere, start_router)),
     "scripted": Kind(start_scripted, has_model=False),
 }
 

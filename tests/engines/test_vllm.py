@@ -296,6 +296,18 @@ def test_a_load_comes_between_pause_and_resume_and_salts_what_follows():
 
 
 @pytest.mark.parametrize("keep_cache", [False, True])
+def test_a_version_that_is_loaded_again_shares_no_prefix(keep_cache):
+    async def scene():
+        service = Played()
+        engine = engine_on(service, keep_cache=keep_cache)
+        before = engine.salt
+        await engine.load(WEIGHTS, 0)
+        return engine.salt == before
+
+    assert run(scene()) is keep_cache
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
 def test_a_call_that_a_load_overtook_is_asked_anew(keep_cache):
     """It may have begun with keys and values of the older weights."""
 

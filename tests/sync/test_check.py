@@ -59,10 +59,7 @@ def test_a_load_that_works_is_found_to(dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "names"),
-    [
-        ("float32", NAMES),
-        ("bfloat16", ["lm_head.weight", "model.norm.weight", "model.layers.1.self_attn.q_norm.weight"]),
-    ],
+    [("float32", NAMES), ("bfloat16", ["lm_head.weight", "model.layers.1.self_attn.q_norm.weight"])],
 )
 def test_any_tensor_that_loads_leave_behind_is_caught_at_the_start(dtype, names):
     missed = []
@@ -80,7 +77,7 @@ def test_a_stale_tied_head_hides_from_one_small_step_in_bfloat16_and_not_from_th
 
     async def scene():
         start = await check.begin(0)
-        fresh, _, again = pair(dtype="bfloat16")
+        _, _, again = pair(dtype="bfloat16")
         again.engine, again.learner, again.limit = engine, learner, check.limit
         await engine.load(learner.publish(), 1)
         step(learner)
@@ -133,7 +130,7 @@ def test_an_engine_of_another_model_is_caught_at_the_start():
 
 
 def test_an_engine_that_did_not_load_at_all_says_an_old_version():
-    learner, _, check = pair()
+    _, _, check = pair()
 
     async def scene():
         await check.begin(0)
@@ -183,7 +180,7 @@ def test_some_loads_are_checked_and_shared_weights_never():
 
 
 def test_a_busy_engine_is_not_waited_for_and_gets_longer_the_next_time():
-    learner, engine, check = pair()
+    _, engine, check = pair()
 
     async def scene():
         await check.begin(0)
@@ -192,7 +189,7 @@ def test_a_busy_engine_is_not_waited_for_and_gets_longer_the_next_time():
         nothing = await check.arrived(0)
         patience = check.patience
         await engine.resume()
-        check.patience = 5.0
+        check.patience = 60.0
         return nothing, patience, await check.arrived(0)
 
     nothing, patience, compared = run(scene())

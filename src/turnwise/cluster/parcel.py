@@ -15,9 +15,11 @@ class Parcel(Mapping[str, torch.Tensor]):
     """Weights by name. Whoever runs the training loop hands them on and does not have them; to read one is to fetch
     all."""
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, reference: Any, version: int | None = None) -> None:
         self.reference = reference
         """Of arrays by name in the object store."""
+        self.version = version
+        """None where nobody has given it one yet."""
 
     @classmethod
     def of(cls, weights: Mapping[str, torch.Tensor]) -> Parcel:
@@ -42,6 +44,21 @@ class Parcel(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+
+class ObjectStore:
+    """Publishes weights to the replicas of a Ray cluster; those that lie in its object store already stay where they
+    are."""
+
+    def __init__(self) -> None:
+        self.newest: Parcel | None = None
+
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> Parcel:
+        self.newest = Parcel(Parcel.of(weights).reference, version)
+        return self.newest
+
+    def close(self) -> None:
+        self.newest = None
 
 
 def opened(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

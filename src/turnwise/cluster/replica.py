@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.cluster.parcel import Parcel, opened
+from turnwise.cluster.parcel import ObjectStore, Parcel, opened
 from turnwise.cluster.site import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, check_call
+from turnwise.engines.router import Router
 from turnwise.types import Tokens
 
 MakeEngine = Callable[[], Engine]
@@ -22,8 +23,8 @@ class ReplicaActor:
     def __init__(self, make: MakeEngine) -> None:
         self.engine = make()
 
-    async def context(self) -> int:
-        return self.engine.context
+    async def check(self) -> None:
+        return None
 
     async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> Completion:
         return await self.engine.generate(prompt, sampling, session=session, seed=seed)
@@ -36,16 +37,23 @@ class ReplicaActor:
 
 
 class Replica:
-    """`Engine` in an actor. Whatever happens to its process is an EngineFailure of the calls it had."""
+    """`Engine` in an actor, which starts here. Whatever happens to its process is an EngineFailure of the calls it
+    had."""
 
     shares_weights = False
 
-    def __init__(self, actor: Any, name: str) -> None:
+    def __init__(self, site: Site, place: int, made: Any, *, context: int) -> None:
+        """`made` refers to what makes the engine, in the object store."""
         import ray
 
-        self.actor = actor
-        self.name = name
-        self.context: int = ray.get(actor.context.remote())
+        # Calls wait in the engine, which knows best which of them to serve.
+        options = {**site.options(site.of_replicas, place), "max_concurrency": 100_000}
+        self.actor = ray.remote(ReplicaActor).options(**options).remote(made)
+        self.name = f"engine replica {place}"
+        self.context = context
+
+    async def check(self) -> None:
+        await self.answer(self.actor.check.remote())
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         check_call(prompt, self.context, seed)
@@ -89,14 +97,9 @@ class Replica:
             raise EngineFailure(f"{self.name} is gone: {error}") from None
 
 
-def open_replicas(site: Site, make: MakeEngine) -> list[Replica]:
-    """An engine at every place of a site that is one for replicas."""
+def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
+    """An engine at every place of a site that is one for replicas; one that dies is started again at its place."""
     import ray
 
-    kind, made = ray.remote(ReplicaActor), ray.put(make)
-    actors = []
-    for place in range(site.own.replicas):
-        # Calls wait in the engine, which knows best which of them to serve.
-        options = {**site.options(site.of_replicas, place), "max_concurrency": 100_000}
-        actors.append(kind.options(**options).remote(made))
-    return [Replica(actor, f"engine replica {place}") for place, actor in enumerate(actors)]
+    made = ray.put(make)
+    return Router(lambda place: Replica(site, place, made, context=context), site.own.replicas, ObjectStore())

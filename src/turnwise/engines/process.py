@@ -13,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class ProcessEngine:
         self.process.start()
         there.close()
         self.wire: Wire | None = None
+        self.connecting = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
         self.numbers = count()
         self.calls: dict[int, asyncio.Future[Any]] = {}
@@ -77,9 +79,9 @@ class ProcessEngine:
         await self.ask("abort", session)
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
-        if not isinstance(weights, Published):
-            weights = await asyncio.to_thread(self.publisher.publish, weights, version)
-        await self.ask("load", weights.path, version)
+        publish = self.publisher.publish
+        there = weights if isinstance(weights, Published) else await asyncio.to_thread(publish, weights, version)
+        await self.ask("load", there.path, version)
 
     async def forget(self) -> None:
         await self.ask("forget")
@@ -115,32 +117,33 @@ class ProcessEngine:
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What a method gives in the other process."""
-        if self.listening is None:
-            self.listening = asyncio.create_task(self.listen(), name=f"{self.name} listens")
+        wire = await self.connected()
         if self.over:
             raise EngineFailure(self.over)
         number = next(self.numbers)
         call = self.calls[number] = asyncio.get_running_loop().create_future()
+        wire.send((number, method, arguments))
         try:
-            while self.wire is None and not call.done():
-                await asyncio.sleep(0)
-            if self.wire is not None:
-                self.wire.send((number, method, arguments))
             return await call
         except asyncio.CancelledError:
-            if self.wire is not None:
-                self.wire.send((NOBODY, "cancel", (number,)))
+            wire.send((NOBODY, "cancel", (number,)))
             raise
         finally:
-            self.calls.pop(number, None)
+            del self.calls[number]
 
-    async def listen(self) -> None:
+    async def connected(self) -> Wire:
+        async with self.connecting:  # which lets calls on in the order they came
+            if self.wire is None:
+                self.wire = await Wire.over(self.line)
+                self.listening = asyncio.create_task(self.listen(self.wire), name=f"{self.name} listens")
+            return self.wire
+
+    async def listen(self, wire: Wire) -> None:
         """Hand answers to those who wait for them, until there are no more."""
         reason = ""
         try:
-            self.wire = await Wire.over(self.line)
             while True:
-                number, error, answer = await self.wire.receive()
+                number, error, answer = await wire.receive()
                 if number == NOBODY:
                     reason = f": {answer}"
                 elif (call := self.calls.get(number)) is not None and not call.done():
@@ -196,7 +199,7 @@ class Server:
                         call.cancel()
                     continue
                 task = self.calls[number] = asyncio.create_task(self.answer(wire, number, method, arguments))
-                task.add_done_callback(lambda _, number=number: self.calls.pop(number))
+                task.add_done_callback(partial(self.ended, number))
 
     async def answer(self, wire: Wire, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -205,6 +208,9 @@ class Server:
             wire.send((number, ValueError, str(error)))
         except Exception as error:
             wire.send((number, EngineFailure, str(error)))
+
+    def ended(self, number: int, _: asyncio.Task[None]) -> None:
+        del self.calls[number]
 
     async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> Completion:
         return await self.engine.generate(prompt, sampling, session=session, seed=seed)

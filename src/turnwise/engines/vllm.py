@@ -1,8 +1,8 @@
 """vLLM as an engine: tokens in, tokens out, with the logprob and the version of every one.
 
 vLLM has a copy of the weights of its own, in a process of its own, here or elsewhere. It names the version that sampled
-each token. Prefixes are computed anew for each version, because calls are salted with it: nothing has to be reset while
-other calls are under way.
+each token. Prefixes are computed anew after each load, because calls are salted with its number: nothing has to be
+reset while other calls are under way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class VllmEngine:
         self.free = slots
         self.queue: deque[Visit] = deque()
         self.visits: list[Visit] = []
-        self.forgotten = 0
+        self.num_loads = self.forgotten = 0
         self.started = self.paused = self.closed = False
         self.changing = asyncio.Lock()  # held while weights, pauses and the service itself change
         self.numbers = itertools.count()
@@ -137,7 +137,7 @@ class VllmEngine:
 
     @property
     def salt(self) -> str:
-        return f"{'any' if self.keep_cache else self.version}.{self.forgotten}"
+        return f"{0 if self.keep_cache else self.num_loads}.{self.forgotten}"
 
     async def enter(self, visit: Visit) -> bool:
         """Wait for a slot; False where the visit was aborted first."""
@@ -195,6 +195,7 @@ class VllmEngine:
             await self.service.pause()
             await self.transfer.send(weights, version, self.service)
             self.version = version
+            self.num_loads += 1  # a version may be loaded again, with other weights
             if not self.paused:
                 await self.service.resume()
         except Exception as error:

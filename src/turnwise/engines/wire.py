@@ -1,4 +1,4 @@
-"""The wire between an engine's process and the one that calls it: messages in frames, none of which waits for another."""
+"""The wire between an engine's process and the one that calls it: messages in frames, sent without waiting."""
 
 from __future__ import annotations
 

@@ -30,20 +30,22 @@ class Disturbance:
         """Places of the tensors that had nothing but zeros."""
         with torch.no_grad():
             for place, numbers in self.numbers():
+                some = numbers[place % min(STRIDE, len(numbers)) :: STRIDE]
                 if numbers.any():
-                    numbers[place % min(STRIDE, len(numbers)) :: STRIDE].neg_()
+                    some.neg_()
                 else:
                     self.zeros.add(place)
-                    numbers[place % min(STRIDE, len(numbers)) :: STRIDE] = OF_ZEROS
+                    some.copy_(torch.full_like(some, OF_ZEROS).copysign_(some))
 
     def undo(self) -> None:
         """Make all weights what they were, bit for bit."""
         with torch.no_grad():
             for place, numbers in self.numbers():
+                some = numbers[place % min(STRIDE, len(numbers)) :: STRIDE]
                 if place in self.zeros:
-                    numbers.zero_()
+                    some.mul_(0)  # which keeps the signs that zeros have too
                 else:
-                    numbers[place % min(STRIDE, len(numbers)) :: STRIDE].neg_()
+                    some.neg_()
 
     def numbers(self) -> Iterator[tuple[int, Tensor]]:
         """(place, numbers) of each tensor that is published, or of this rank's part of it; tied ones once."""

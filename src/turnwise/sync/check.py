@@ -1,8 +1,8 @@
 """The check that weights have arrived: engine and learner must say the same of what the engine samples.
 
-An engine has its own layout of the weights, and a load may leave a part of it as it was while everything looks well: the
-output changes, and no call fails. So the engine samples a few tokens after prompts that nobody has seen, and the
-learner scores them.
+An engine has its own layout of the weights, and a load may leave a part of it as it was while everything looks well:
+the output changes, and no call fails. So the engine samples a few tokens after random prompts, and the learner scores
+them.
 """
 
 from __future__ import annotations
@@ -99,15 +99,18 @@ class Check:
             return NOTHING
         plain = await self.sample(version, "plain", AT_START)
         gap = await self.difference(plain)
+        tolerated = self.limit or WRONG
         self.limit = self.limit or max(EXACT, ROOM * gap)
         self.learner.disturb()
         try:
             await self.engine.load(self.learner.publish(), version)
+            await self.engine.forget()
             disturbed = await self.sample(version, "disturbed", AT_START)
             gap_disturbed, moved = await self.difference(disturbed), await self.difference(plain)
         finally:
             self.learner.undisturb()
         await self.engine.load(self.learner.publish(), version)
+        await self.engine.forget()
         self.before = await self.sample(version, "restored", AT_START)
         gap_restored = await self.difference(self.before)
         await self.engine.forget()
@@ -117,8 +120,9 @@ class Check:
             "sync/start/gap_disturbed": gap_disturbed,
             "sync/start/moved": moved,
         }
-        if not gap <= max(WRONG, self.limit):
-            return Found(metrics, f"{self.differ(gap)} before anything was trained: it computes another model")
+        if not gap <= tolerated:
+            text = f"the engine's logprobs differ from the learner's by {gap:.1e} on average"
+            return Found(metrics, f"{text} before anything was trained: it computes another model")
         if not gap_disturbed <= self.limit:
             text = f"{self.differ(gap_disturbed)} after a load that changed every tensor, and by {gap:.1e} before it"
             return Found(metrics, f"{text}: loads leave a part of its weights as they were")
@@ -144,7 +148,14 @@ class Check:
         if strangers := {int(v) for turn in turns for v in turn.versions} - {version}:
             return Found(metrics, f"after the load of version {version} the engine samples with {sorted(strangers)}")
         moved = {"sync/moved": await self.difference(self.before)} if self.before else {}
-        gap, self.before = await self.difference(turns), turns
+        gap = await self.difference(turns)
+        if not gap <= self.limit:
+            # A prompt may have begun like one whose keys and values are of older weights and were kept: that is no
+            # fault of the load.
+            await self.engine.forget()
+            turns = await self.sample(version, "again", AT_LOAD)
+            gap = await self.difference(turns)
+        self.before = turns
         wrong = "" if gap <= self.limit else f"{self.differ(gap)} after the load of version {version}"
         return Found({**metrics, **moved, "sync/gap": gap}, wrong)
 
@@ -164,7 +175,7 @@ class Check:
         return self.learner.score(self.plan(turns), len(turns))
 
     async def sample(self, version: int, purpose: str, count: int, patience: float | None = None) -> list[Turn]:
-        """What the engine samples after prompts of random tokens: no prefix of them was ever computed."""
+        """What the engine samples after prompts of random tokens."""
         random = np.random.default_rng([version, *purpose.encode()])
         room = self.engine.context
         size = min(PROMPT, room // 2)

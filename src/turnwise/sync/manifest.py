@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,9 +111,11 @@ class Manifest:
         return cls(int(about["version"]), entries, json.loads(about["aliases"]))
 
 
-def places(manifest: Manifest, storage: torch.UntypedStorage) -> dict[str, Tensor]:
-    """The tensors of a file by every name they have, where they lie: nothing is copied."""
-    flat = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+def places(manifest: Manifest, path: Path, *, shared: bool) -> dict[str, Tensor]:
+    """The tensors of a file by every name they have, where they lie: nothing is copied. What is written to them goes to
+    the file where it is shared, and stays in this process otherwise."""
+    storage: Any = torch.UntypedStorage.from_file(str(path), shared=shared, nbytes=manifest.size)
+    flat = torch.tensor([], dtype=torch.uint8).set_(storage)
     found = {
         name: flat[entry.start : entry.end].view(entry.dtype).view(entry.shape)
         for name, entry in manifest.entries.items()

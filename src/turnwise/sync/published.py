@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from turnwise.sync.manifest import Manifest, places
@@ -32,7 +31,7 @@ class Published(Mapping[str, Tensor]):
     def newest(cls, folder: Path) -> Published:
         """The newest version in a publisher's folder, mapped: it may lose its name at any time, and stays readable."""
         while True:
-            found = [path for path in folder.glob("*.safetensors")]
+            found = list(folder.glob("*.safetensors"))
             if not found:
                 raise ValueError(f"nothing is published in {folder}")
             with suppress(FileNotFoundError):
@@ -40,8 +39,7 @@ class Published(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if self.tensors is None:
-            storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self.manifest.size)
-            self.tensors = places(self.manifest, storage)
+            self.tensors = places(self.manifest, self.path, shared=False)
         return self.tensors[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -73,9 +73,8 @@ class Publisher:
                     "make room there"
                 ) from None
             file.write(manifest.head)
-        storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=manifest.size)
         with torch.no_grad():
-            for name, there in places(manifest, storage).items():
+            for name, there in places(manifest, path, shared=True).items():
                 if name not in manifest.aliases:
                     there.copy_(tensors[name])
 
