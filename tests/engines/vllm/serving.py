@@ -93,7 +93,7 @@ def server(folder: Path, *arguments: str, context: int, dev_mode=True, logprobs=
                 process.wait()
 
 
-def wait_for(url, process, log, seconds=300.0):
+def wait_for(url, process, log, seconds=800.0):
     """Until a server is healthy."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
