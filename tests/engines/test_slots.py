@@ -547,8 +547,9 @@ def test_a_stray_resume_harms_nobody():
 
     async def scene():
         call = asyncio.create_task(engine.generate(prompts(5)[0], Sampling(10), session="a", seed=0))
-        await until(engine.lock.locked)
-        await engine.resume()
+        while not call.done():
+            await engine.resume()
+            await asyncio.sleep(0.001)
         return await call
 
     assert len(run(scene()).tokens) == 10
