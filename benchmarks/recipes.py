@@ -33,7 +33,7 @@ from turnwise.screen import PlainScreen
 RECIPES = Path(__file__).parent.parent / "recipes"
 NAMES = {"ppo": "#1f77b4", "reinforce_pp": "#d95f02", "gigpo": "#1b9e77", "distill": "#7b3294"}
 """By recipe: the colour of its curve."""
-QUICK = ["steps=3", "groups_per_step=4", "evaluation.every=0", "evaluation.final_tasks=16", "sft.updates=4"]
+QUICK = ["steps=2", "groups_per_step=2", "evaluation.every=0", "evaluation.final_tasks=4", "sft.updates=2"]
 
 
 class Silent(PlainScreen):
