@@ -22,13 +22,14 @@ TYPICAL_ROWS = 64
 def head_of(model: Any, dtype: torch.dtype) -> Head:
     """The output layer of a model as it is now; its own module, read as it will be, where blocks are not to be had."""
     module = model.get_output_embeddings()
-    weight = getattr(module, "weight", None)
     # A module of another class, or one that somebody has hooked into, computes something of its own.
-    plain = type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
-    on_cpu = weight is not None and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if not (plain and on_cpu and dtype == weight.dtype == torch.float32):
+    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
         return module  # type: ignore[no-any-return]
-    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), TYPICAL_ROWS)
+    weight = module.weight.detach()
+    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if not on_cpu or not dtype == weight.dtype == torch.float32:
+        return module
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS)
     bias = None if module.bias is None else module.bias.detach()
 
     def logits(hidden: Tensor) -> Tensor:
