@@ -27,8 +27,9 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PIP) --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+$(VENV)/.dev: $(VENV)/.base requirements-envs.txt
 	@$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@$(PIP) --no-deps --requirement requirements-envs.txt
 	@touch $@
 
 train: $(VENV)/.base

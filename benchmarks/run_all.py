@@ -25,6 +25,9 @@ BENCHMARKS = {
     "engines": ["--threads", "1", "2"],
     "async_training": [],
     "weight_sync": [],
+    "against_trl": ["--trl", "generate", "cached"],
+    "search_lengths": [],
+    "endpoint": [],
     "recipes": [],
     "curves": [],
 }

@@ -16,6 +16,9 @@ from turnwise.credit.filters import FILTERS
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.envs.guess import Guess
 from turnwise.envs.hops import Hops
+from turnwise.envs.math import Math
+from turnwise.envs.search import Search
+from turnwise.envs.sql import Sql
 from turnwise.learn.losses import LOSSES
 
 HEAD = """# Recipes
@@ -73,6 +76,8 @@ def settings_of(function: Callable[..., Any]) -> str:
 
 
 def toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -90,7 +95,8 @@ def page() -> str:
     lines += choices("loss", LOSSES, "ppo_clip", anchor)
     lines += choices("filter", FILTERS, "keep_all")
     lines += ["\n## Built-in environments\n", "| name | settings | tasks |", "|---|---|---|"]
-    for name, environment in {"hops": Hops, "guess": Guess}.items():
+    built_in = {"hops": Hops, "guess": Guess, "search": Search, "sql": Sql, "math": Math}
+    for name, environment in built_in.items():
         arguments = list(inspect.signature(environment.tasks).parameters.values())[2:]
         tasks = ", ".join(
             f"`{p.name} = {list(p.default) if isinstance(p.default, tuple) else p.default}`" for p in arguments

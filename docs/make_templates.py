@@ -25,7 +25,7 @@ from turnwise.rollout.render import Prompt, Renderer
 from turnwise.rollout.skeleton import TAG
 from turnwise.rollout.template import FORMATS
 from turnwise.rollout.toolcalls import join_thinking
-from turnwise.types import Break, Message, StopReason, ToolCall, Turn
+from turnwise.types import Break, Message, StopReason, ToolCall, ToolSpec, Turn
 
 POLICIES = ("extend", "rerender", "managed")
 KINDS = ("plain", "thinking", "apart", "results", "calls", "eos")
@@ -82,6 +82,8 @@ class Conversation:
     kind: str
     system: bool
     tools: str
+    offered: tuple[ToolSpec, ...] = ()
+    """What may be called."""
     broke: tuple[Break, ...] = ()
     """Of the prompts after the first."""
     refused: str = ""
@@ -190,7 +192,7 @@ def play(renderer: Renderer, asked: Conversation) -> Iterator[Exchange]:
     random = Random(asked.kind)
     start = (Message("system", "Follow the links."),) if asked.system else ()
     messages = (*start, Message("user", "start amber, links 2"))
-    prompt = renderer.first(messages)
+    prompt = renderer.first(messages, asked.offered)
     for number in range(TURNS - 1):
         text = spoken(asked.kind, asked.tools, number, renderer.opened(prompt.tokens))
         action, stop = sampled(renderer, text, number, asked.kind, random)
@@ -203,7 +205,7 @@ def play(renderer: Renderer, asked: Conversation) -> Iterator[Exchange]:
         messages = (*shown, said, heard)
         if asked.policy == "managed" and number == 2:
             messages = (*start, Message("user", "start amber, links 2"), said, heard)
-        prompt = renderer.next(turn, shown, messages)
+        prompt = renderer.next(turn, shown, messages, asked.offered, asked.offered)
         yield Exchange(turn, shown, messages, prompt)
 
 

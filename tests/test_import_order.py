@@ -17,10 +17,10 @@ ORDER = (
     {"config"},
     {"arguments"},
     {"recipes"},
-    {"envs", "engines", "credit", "plan", "learn", "sync", "runs", "interop"},
+    {"envs", "engines", "credit", "data", "plan", "learn", "sync", "runs", "interop"},
     {"rollout"},
     {"schedule"},
-    {"evaluate"},
+    {"evaluate", "given"},
     {"loop"},
     {"serve", "cluster", "view"},
     {"choices", "mixture"},
@@ -29,11 +29,14 @@ ORDER = (
     {"examiner"},
     {"run"},
     {"past", "subject"},
-    {"play", "verify", "cost", "appraisal"},
+    {"play", "verify", "cost", "appraisal", "host"},
     {"cli", "commands"},
 )
 """Each layer may import those before it."""
 SIBLINGS = {
+    ("data", "runs"),
+    ("envs", "data"),
+    ("learn", "data"),
     ("learn", "plan"),
     ("engines", "sync"),
     ("sync", "engines"),
@@ -42,13 +45,14 @@ SIBLINGS = {
     ("cli", "commands"),
     ("commands", "cli"),
 }
-"""Within a layer only these: the learner computes plans, engines of other processes read what is published, the check
+"""Within a layer only these: what is fetched is written as whole as what runs leave, a model may be one that was
+fetched, the learner computes plans, engines of other processes read what is published, the check
 of weights has an engine and a learner say the same, and the two halves of the command line know each other."""
 ANYONE = {"__init__"}
 """The version."""
 SCREEN = "screen"
 """What a person sees: imports nothing of ours, and only a run and what comes after may speak to it."""
-SPEAKERS = {"run", "play", "verify", "cost", "appraisal", "cli", "commands"}
+SPEAKERS = {"run", "play", "verify", "cost", "appraisal", "host", "cli", "commands"}
 
 
 def modules():

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from turnwise.mixture import read_tasks
+from turnwise.mixture import environment_class, environment_makers, read_tasks, tasks_of
 from turnwise.recipes import parse_recipe
 from turnwise.types import Task
 
@@ -58,3 +58,54 @@ def test_files_that_hold_no_tasks(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not text"):
         read_tasks(ONE, tmp_path / "bytes")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("textarena", 'names no environment; write for instance "textarena:GuessTheNumber-v0"'),
+        ("textarena:", 'names no environment; write for instance "textarena:GuessTheNumber-v0"'),
+        ("textarna:GuessTheNumber-v0", "No module named 'textarna'; did you mean textarena:GuessTheNumber-v0?"),
+        ("nowhere:Thing", "No module named 'nowhere'; is the module on PYTHONPATH?"),
+        ("json:Thing", "module json has no Thing"),
+        ("hop", "is not built in; did you mean hops?"),
+    ],
+)
+def test_a_name_that_means_nothing_is_one_line(name, message):
+    with pytest.raises(ValueError) as error:
+        environment_class(name)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_adapters_win_over_modules_and_keep_their_names():
+    kind = environment_class("textarena:GuessTheNumber-v0")
+    assert kind is environment_class("textarena:GuessTheNumber-v0")
+    assert kind is not environment_class("textarena:TicTacToe-v0")
+    assert (kind.kind.name, kind.__name__) == ("GuessTheNumber-v0", "TextArena")
+    assert environment_class("gem:game:Wordle-v0-easy").kind.name == "game:Wordle-v0-easy"
+
+
+def test_a_library_that_is_not_there_says_how_to_install_it(monkeypatch):
+    from turnwise.envs.adapters import adapted
+    from turnwise.envs.adapters.gem import Gem
+
+    monkeypatch.setattr(Gem, "library", "no_such_library")
+    with pytest.raises(ValueError, match="gem:game:X-v1. needs no_such_library: pip install --no-deps gem-llm"):
+        adapted("gem", "game:X-v1")
+
+
+@pytest.mark.parametrize("name", ["textarena:GuessTheNumber-v0", "reasoning_gym:chain_sum", "bfcl:multi_turn_base"])
+def test_splits_of_adapters_share_no_task(name):
+    recipe = parse_recipe({"env": [{"name": name}]}, "here")
+    train, heldout = (tasks_of(recipe, split)[recipe.env[0].label] for split in ("train", "heldout"))
+    other = tasks_of(parse_recipe({"seed": 5, "env": [{"name": name}]}, "here"), "train")[recipe.env[0].label]
+    contents = [{json.dumps(dict(task.data), sort_keys=True) for task in tasks} for tasks in (train, heldout, other)]
+    assert not contents[0] & contents[1]
+    assert not contents[2] & contents[1]
+    assert not {task.id for task in (*train, *other)} & {task.id for task in heldout}
+
+
+def test_an_environment_of_tools_needs_a_format_of_calls():
+    with pytest.raises(ValueError, match='sql is made of tools; set rollout.tools = "hermes"'):
+        environment_makers(parse_recipe({"env": [{"name": "sql"}]}, "here"))

@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 import pickle
 from dataclasses import FrozenInstanceError, fields
@@ -16,6 +17,7 @@ from turnwise.types import (
     Status,
     StopReason,
     Task,
+    ToolSpec,
     Trajectory,
     Turn,
     TurnTiming,
@@ -399,3 +401,46 @@ def test_a_prefix_that_broke_has_a_cause_and_a_cost():
         again = pickle.loads(pickle.dumps(trajectory))
         assert [turn.broke for turn in again.turns] == [Break.none, broke]
         assert pickle.loads(pickle.dumps(trajectory.turns[1])).broke is Break(broke)
+
+
+# ---------------------------------------------------------------- tools
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "deep": {"type": "boolean"}}}
+
+
+def test_a_tool_is_a_value():
+    tool = ToolSpec("get", "Where a name leads.", SCHEMA)
+    again = pickle.loads(pickle.dumps(tool))
+    assert tool == again
+    assert hash(tool) == hash(again)
+    assert tool.schema == {
+        "type": "function",
+        "function": {"name": "get", "description": "Where a name leads.", "parameters": SCHEMA},
+    }
+    assert json.dumps(tool.schema) == json.dumps(again.schema)
+    others = [
+        ToolSpec("got", "Where a name leads.", SCHEMA),
+        ToolSpec("get", "", SCHEMA),
+        ToolSpec("get", "Where a name leads."),
+        ToolSpec("get", "Where a name leads.", {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}),
+    ]
+    assert len({tool, *others}) == 5
+
+
+def test_a_tool_does_not_change_with_what_it_was_made_of():
+    schema = json.loads(json.dumps(SCHEMA))
+    tool = ToolSpec("get", "", schema)
+    schema["properties"]["name"]["type"] = "integer"
+    assert tool.schema["function"]["parameters"] == SCHEMA
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 129, None, 3, "get\n"])
+def test_a_name_that_no_call_could_have(name):
+    with pytest.raises(ValueError, match="name of a ToolSpec"):
+        ToolSpec(name)
+
+
+@pytest.mark.parametrize("parameters", [None, [], "x", {}, {"type": "string"}, {"type": "object", "properties": []}])
+def test_parameters_are_the_schema_of_an_object(parameters):
+    with pytest.raises(ValueError, match="JSON schema"):
+        ToolSpec("get", "", parameters)

@@ -73,7 +73,9 @@ async def appraise(subject: Subject, tasks: Sequence[Task], folder: Path, screen
     renderer = build.renderer_of(recipe, model, tokenizer)
     learners.policy_of(recipe, model)  # which refuses a model that an engine would not compute exactly
     engine = build.slot_engine(recipe, model, renderer, subject.version)
-    examiner = Examiner(recipe, engine, renderer, mixture.batches_of(recipe), folder)
+    endpoint = build.endpoint_of(recipe)
+    plays = mixture.plays_of(recipe, endpoint)
+    examiner = Examiner(recipe, engine, renderer, mixture.batches_of(recipe), folder, plays)
     exams = []
     try:
         for greedy in (False, True):
@@ -83,6 +85,7 @@ async def appraise(subject: Subject, tasks: Sequence[Task], folder: Path, screen
     finally:
         screen.end()
         await examiner.close()
+        endpoint.close()
     metrics = {key: value for exam in exams for key, value in exam.metrics.items()}
     JsonLines(folder / "metrics.jsonl").log(subject.version, metrics)
     return Appraisal(subject, tuple(exams), folder)

@@ -22,6 +22,7 @@ from turnwise.config import Recipe
 from turnwise.credit.estimators import imitate
 from turnwise.credit.scope import of_tokens
 from turnwise.credit.weighting import token_mean
+from turnwise.data.catalogue import model_folder
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.process import ProcessEngine
 from turnwise.engines.router import Router
@@ -40,7 +41,8 @@ from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.learners import device_of, layout_of, learner_for, policy_of, portable, rl_learner, sft_learner
 from turnwise.loop import Settings, Stages
-from turnwise.mixture import batched_makers, batches_of, environment_makers, task_order, tasks_of
+from turnwise.mixture import batched_makers, batches_of, environment_makers, plays_of, task_order, tasks_of
+from turnwise.rollout.agent import Play
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.group import Practice, all_of
@@ -48,6 +50,7 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
+from turnwise.serve.endpoint import Endpoint, check_installed
 from turnwise.sync.check import Check
 from turnwise.sync.outline import outline_of
 from turnwise.sync.publisher import Publisher
@@ -71,14 +74,18 @@ def limits(recipe: Recipe) -> Limits:
 
 async def tiny_texts(recipe: Recipe, count: int = 256) -> list[str]:
     """Conversations of the recipe's environments, for a tokenizer to learn its words from."""
-    spell = Renderer(build_tokenizer([]))
+    spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
     makers = environment_makers(recipe)
     generous = replace(
         limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21
     )
-    expert = Demonstrator(makers, spell, generous, recipe.seed, noise=0.2)
+    endpoint = endpoint_of(recipe)
+    expert = Demonstrator(makers, spell, generous, recipe.seed, 0.2, plays_of(recipe, endpoint))
     tasks = [task for of_dataset in tasks_of(recipe, "train", count).values() for task in of_dataset]
-    groups = await all_of(expert.group(task, 0) for task in tasks)
+    try:
+        groups = await all_of(expert.group(task, 0) for task in tasks)
+    finally:
+        endpoint.close()
     played = [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
     texts = [spell.decode([*last.prompt, *last.action]) for made in played for last in made.turns[-1:]]
     return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
@@ -131,9 +138,13 @@ class Parts:
     """Of the engine's weights; None where there is nothing that samples."""
     site: Site | None
     """Where learner and engines are, if on a Ray cluster."""
+    endpoint: Endpoint
+    plays: Mapping[str, Play]
+    """By dataset: the agents that drive attempts through the endpoint."""
 
     def close(self) -> None:
-        """End the processes of learner and environments, and give the site back."""
+        """End the processes of learner and environments and the endpoint, and give the site back."""
+        self.endpoint.close()
         self.learner.close()
         for own in self.batches.values():
             if isinstance(own, Worlds):
@@ -145,11 +156,11 @@ class Parts:
 def check(recipe: Recipe) -> None:
     """Refuse, before anything heavy, names that do not exist and settings that would be ignored."""
     environment_makers(recipe)
-    if recipe.model.path != "tiny" and not Path(recipe.model.path).is_dir():
+    if recipe.model.path != "tiny" and not model_folder(recipe.model.path).is_dir():
         where = recipe.model.path
         raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
     for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
-        if path not in ("", "start") and not Path(path).is_dir():
+        if path not in ("", "start") and not model_folder(path).is_dir():
             raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
     choices.check(recipe)
     check_packages(recipe)
@@ -157,6 +168,8 @@ def check(recipe: Recipe) -> None:
 
 def check_packages(recipe: Recipe) -> None:
     """Refuse what needs packages that are not installed."""
+    if plays_of(recipe, endpoint_of(recipe)):
+        check_installed()
     if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
         raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
     if recipe.lora.rank and importlib.util.find_spec("peft") is None:
@@ -286,9 +299,23 @@ def vllm_engine(recipe: Recipe, model: Any, renderer: Renderer, version: int) ->
     )
 
 
-def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches]) -> Practice:
+def endpoint_of(recipe: Recipe) -> Endpoint:
+    """The endpoint of a run, which listens once an agent needs it."""
+    return Endpoint(recipe.endpoint.host, recipe.endpoint.port)
+
+
+def driven(recipe: Recipe, plays: Mapping[str, Play]) -> Mapping[str, Play]:
+    """The agents of a recipe, all of them."""
+    assert all(entry.label in plays for entry in recipe.env if entry.agent), "an agent is left out"
+    return plays
+
+
+def practice_of(
+    recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], plays: Mapping[str, Play]
+) -> Practice:
     """How training attempts are made."""
     return Practice(
+        plays=driven(recipe, plays),
         environments=batched_makers(recipe, batches, validation=False),
         engine=engine,
         renderer=renderer,
@@ -302,13 +329,20 @@ def practice_of(recipe: Recipe, engine: Engine, renderer: Renderer, batches: Map
 
 
 def exam_of(
-    recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], *, greedy: bool
+    recipe: Recipe,
+    engine: Engine,
+    renderer: Renderer,
+    batches: Mapping[str, Batches],
+    plays: Mapping[str, Play],
+    *,
+    greedy: bool,
 ) -> Practice:
     """How held-out attempts are made: the same loop with its own sampling."""
     e = recipe.evaluation
     greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
     sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
     return Practice(
+        plays=driven(recipe, plays),
         environments=batched_makers(recipe, batches, validation=True),
         engine=engine,
         renderer=renderer,
@@ -347,7 +381,9 @@ def build(
     overlap = recipe.evaluation.overlap
     exam_engine = exam_engine_of(recipe, plain, renderer, step, workers) if overlap else engine
     batches = batches_of(recipe)
-    practice = practice_of(recipe, engine, renderer, batches)
+    endpoint = endpoint_of(recipe)
+    plays = plays_of(recipe, endpoint)
+    practice = practice_of(recipe, engine, renderer, batches, plays)
     settle = choices.failure_of(recipe)
 
     async def practise(draw: Draw) -> Group:
@@ -395,6 +431,8 @@ def build(
         stages,
         check_weights,
         site,
+        endpoint,
+        plays,
     )
 
 
@@ -437,6 +475,8 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     site = Site(recipe.cluster) if recipe.cluster.on_ray else None
     learner = learner_for(recipe, model, partial(sft_learner, recipe, portable(recipe, model)), site)
     practise: Callable[[Draw], Awaitable[Group]]
+    endpoint = endpoint_of(recipe)
+    plays = plays_of(recipe, endpoint)
     if sft.data:
         recital = Recital(renderer)
         tasks = read_demonstrations(Path(sft.data))
@@ -449,7 +489,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
                 raise ValueError(
                     f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data"
                 )
-        expert = Demonstrator(makers, renderer, limits(recipe), recipe.seed, sft.noise)
+        expert = Demonstrator(makers, renderer, limits(recipe), recipe.seed, sft.noise, plays)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
         practise = lambda draw: expert.group(draw.task, draw.visit)
     lay_out = layout_of(recipe, model)
@@ -482,4 +522,19 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         gap_limit=math.inf,
     )
     nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
-    return Parts(recipe, tokenizer, renderer, learner, nobody, nobody, {}, order, settings, stages, None, site)
+    return Parts(
+        recipe,
+        tokenizer,
+        renderer,
+        learner,
+        nobody,
+        nobody,
+        {},
+        order,
+        settings,
+        stages,
+        None,
+        site,
+        endpoint,
+        plays,
+    )

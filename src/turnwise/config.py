@@ -42,7 +42,8 @@ class Model(Section):
     """The policy."""
 
     path: str = "tiny"
-    """A folder that transformers can load, or "tiny": a model and tokenizer built by code."""
+    """A folder that transformers can load, a model that `turnwise data` has fetched, for instance "smollm2-135m", or
+    "tiny": a model and tokenizer built by code."""
     hidden: int = Field(128, ge=8)
     """Width of the tiny model."""
     layers: int = Field(4, ge=1)
@@ -123,14 +124,49 @@ class Environment(Section):
     """Arguments of the environment's constructor."""
     tasks: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's `tasks` function, beside split and seed."""
+    data: str = ""
+    """Tasks in place of the environment's own: a file of JSON lines or Parquet, hf:NAME for a Hugging Face dataset, or
+    "module:function"."""
+    heldout: str = ""
+    """Held-out tasks likewise; empty holds out a fifth of those in data, chosen by their ids."""
     batching: Batching = Batching()
     """How its calls are put together."""
     actors: int = Field(0, ge=0)
     """Processes of a Ray cluster that its environments live in, one CPU each; 0 keeps them in the run's own process."""
+    agent: str = ""
+    """Who drives the attempts, through the endpoint: "module:function", or a command with its arguments; empty has the
+    model act in the environment directly."""
+    agents_at_once: int = Field(64, ge=1)
+    """Agents that run together; the others wait."""
 
     @property
     def label(self) -> str:
         return self.dataset or self.name.rpartition(":")[2]
+
+    @model_validator(mode="after")
+    def tasks_come_from_one_place(self) -> Self:
+        if self.heldout and not self.data:
+            raise ValueError("heldout is ignored without data; set data too")
+        if self.data and self.tasks:
+            raise ValueError("tasks is ignored with data, which holds them; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def agents_are_here(self) -> Self:
+        if not self.agent and "agents_at_once" in self.changed:
+            raise ValueError("agents_at_once is ignored without an agent")
+        if self.agent and self.actors:
+            raise ValueError("an agent acts in environments of the run's own process; remove actors")
+        return self
+
+
+class Endpoint(Section):
+    """Where agents of the user's own find the model."""
+
+    host: str = "127.0.0.1"
+    """Address that is listened on; the default is reached from this machine only."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port; 0 takes a free one."""
 
 
 class Rollout(Section):
@@ -534,6 +570,8 @@ class Recipe(Section):
     """Its adapters."""
     env: tuple[Environment, ...] = Field(min_length=1)
     """Environments to train on, mixed by weight."""
+    endpoint: Endpoint = Endpoint()
+    """Where agents find the model."""
     rollout: Rollout = Rollout()
     """How attempts are made."""
     sampling: Sampling = Sampling()
@@ -618,6 +656,8 @@ class Recipe(Section):
                 f'model.device = "{self.model.device}" is ignored on a Ray cluster, where cluster.gpus = '
                 f"{self.cluster.gpus:g} decides; remove it"
             )
+        if self.endpoint.changed and not any(environment.agent for environment in self.env):
+            raise ValueError(f"endpoint.{self.endpoint.changed[0]} is ignored without an env.agent; remove it")
         if not self.cluster.on_ray and any(environment.actors for environment in self.env):
             raise ValueError('env.actors needs a Ray cluster; set cluster.placement = "colocated" or "disaggregated"')
         labels = [environment.label for environment in self.env]

@@ -8,18 +8,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from turnwise.build import exam_of
 from turnwise.config import Recipe
 from turnwise.engines.base import Engine
 from turnwise.evaluate import Result, evaluate
+from turnwise.rollout.agent import Play
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.render import Renderer
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
+NOBODY: Mapping[str, Play] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,20 @@ class Examiner:
     """
 
     def __init__(
-        self, recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], folder: Path
+        self,
+        recipe: Recipe,
+        engine: Engine,
+        renderer: Renderer,
+        batches: Mapping[str, Batches],
+        folder: Path,
+        plays: Mapping[str, Play] = NOBODY,
     ) -> None:
         self.recipe = recipe
         self.engine = engine
         self.renderer = renderer
         self.batches = batches
         self.folder = folder
+        self.plays = plays
         self.under_way: asyncio.Task[Exam] | None = None
 
     async def exam(
@@ -74,7 +84,7 @@ class Examiner:
         if weights is not None:
             await self.engine.load(weights, version)
         began = time.perf_counter()
-        practice = exam_of(self.recipe, self.engine, self.renderer, self.batches, greedy=greedy)
+        practice = exam_of(self.recipe, self.engine, self.renderer, self.batches, self.plays, greedy=greedy)
         success_at = self.recipe.rollout.success_at
         result = await evaluate(practice, tasks, success_at, seen)
         assert result.versions <= {version}, f"an exam of version {version} was sampled by {sorted(result.versions)}"

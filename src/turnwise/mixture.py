@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,24 +16,39 @@ from turnwise import config
 from turnwise.arguments import check_arguments, suggest
 from turnwise.cluster.worlds import Worlds
 from turnwise.config import Recipe
+from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
+from turnwise.given import given_tasks
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
 from turnwise.schedule.tasks import TaskOrder
+from turnwise.serve.agents import find_agent
+from turnwise.serve.drive import Driver
+from turnwise.serve.endpoint import Endpoint
 from turnwise.types import Task
 
-BUILT_IN = {"hops": "turnwise.envs.hops:Hops", "guess": "turnwise.envs.guess:Guess"}
+BUILT_IN = {
+    "guess": "turnwise.envs.guess:Guess",
+    "hops": "turnwise.envs.hops:Hops",
+    "math": "turnwise.envs.math:Math",
+    "search": "turnwise.envs.search:Search",
+    "sql": "turnwise.envs.sql:Sql",
+}
 
 
 def environment_class(name: str) -> Any:
-    """The class a recipe's `env.name` means."""
+    """The class a recipe's `env.name` means: built in, of a library that has an adapter, or the user's own."""
     target = BUILT_IN.get(name, name)
     module, colon, attribute = target.partition(":")
+    if module in ADAPTERS:
+        return adapted(module, attribute)
     if not colon:
         raise ValueError(f'env.name = "{name}" is not built in{suggest(name, BUILT_IN)} or write "module:Class"')
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise ValueError(f'env.name = "{name}": {error}; is the module on PYTHONPATH?') from None
+        near = get_close_matches(module, ADAPTERS, n=1)
+        advice = f"did you mean {near[0]}:{attribute}?" if near else "is the module on PYTHONPATH?"
+        raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
     except AttributeError:
         raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
     for method in ("open", "step", "close", "tasks"):
@@ -49,8 +66,22 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
             raise ValueError(
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
             )
-        makers[entry.label] = partial(found, **check_arguments(entry.name, "env.settings", found, entry.settings))
+        if getattr(found, "reads_calls", False) and recipe.rollout.tools == "none":
+            raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
+        settings = check_arguments(entry.name, "env.settings", found, entry.settings)
+        if callable(check := getattr(found, "check_settings", None)):
+            check(**settings)
+        makers[entry.label] = partial(found, **settings)
     return makers
+
+
+def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
+    """By dataset: who makes the turns, where an agent does, through the endpoint."""
+    return {
+        entry.label: Driver(find_agent(entry.agent), endpoint, asyncio.Semaphore(entry.agents_at_once))
+        for entry in recipe.env
+        if entry.agent
+    }
 
 
 def batches_of(recipe: Recipe) -> dict[str, Batches]:
@@ -80,9 +111,12 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
     datasets = {}
     for entry in recipe.env:
         found = environment_class(entry.name)
-        arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, ("self", "split", "seed"))
-        made = islice(found.tasks(split, recipe.seed if split == "train" else 0, **arguments), count)
-        tasks = [checked(task, entry.label) for task in made]
+        if entry.data:
+            made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
+        else:
+            arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, ("self", "split", "seed"))
+            made = found.tasks(split, recipe.seed if split == "train" else 0, **arguments)
+        tasks = [checked(task, entry.label) for task in islice(made, count)]
         if not tasks:
             raise ValueError(f"{entry.label} has no {split} tasks")
         datasets[entry.label] = tasks

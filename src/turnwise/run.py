@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from typing import Any
 from turnwise import __version__
 from turnwise.build import Parts, build, build_sft, check, model_and_tokenizer, set_threads
 from turnwise.config import Recipe
+from turnwise.data.cache import cache_folder
+from turnwise.data.tables import mark
 from turnwise.engines.router import Router
 from turnwise.engines.slots import SlotEngine
 from turnwise.engines.vllm import VllmEngine
@@ -115,15 +116,13 @@ async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, st
         raise Stopped
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("TURNWISE_CACHE", "~/.cache/turnwise")).expanduser()
-
-
 def fingerprint(recipe: Recipe) -> str:
     """Changes with everything a warm start depends on."""
     keep = {"seed", "model", "env", "rollout", "sft", "layout", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
-    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": {"batching", "actors"}}})
-    text = json.dumps({**needed, "turnwise": __version__}, sort_keys=True)
+    apart = {"batching", "actors", "agents_at_once"}
+    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": apart}})
+    files = [mark(source) for entry in recipe.env for source in (entry.data, entry.heldout)]
+    text = json.dumps({**needed, "files": files, "turnwise": __version__}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -137,7 +136,9 @@ class Run:
         self.state = state
         self.screen = screen
         self.heldout = tasks_of(recipe, "heldout", max(recipe.evaluation.tasks, recipe.evaluation.final_tasks))
-        self.examiner = Examiner(recipe, parts.exam_engine, parts.renderer, parts.batches, folder.evaluations)
+        self.examiner = Examiner(
+            recipe, parts.exam_engine, parts.renderer, parts.batches, folder.evaluations, parts.plays
+        )
         self.tracker = open_tracker(recipe, folder)
         self.since = self.counters()
         self.last_checkpoint = -1

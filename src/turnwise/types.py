@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 Floats = NDArray[np.float32]
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class StopReason(StrEnum):
@@ -93,6 +95,47 @@ class ToolCall:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ToolCall, (self.name, dict(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that a model may call: its name, what it does, and a JSON schema of its arguments.
+
+    Example:
+        ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}})
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}}, compare=False)
+    text: str = field(init=False, repr=False)
+    """The parameters as text. Tools are equal where it is, down to the order of their arguments, which is shown."""
+
+    def __post_init__(self) -> None:
+        if type(self.name) is not str or not TOOL_NAME.fullmatch(self.name):
+            raise ValueError(f'the name of a ToolSpec is letters, digits, "_", "-" and ".", got {self.name!r}')
+        if type(self.description) is not str:
+            raise ValueError(f"the description of a ToolSpec is a string, got {type(self.description).__name__}")
+        try:
+            text = json.dumps(dict(self.parameters), ensure_ascii=False, allow_nan=False)
+            own = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the parameters of the tool {self.name} are a JSON schema ({error})") from None
+        if own.get("type") != "object" or not isinstance(own.get("properties", {}), dict):
+            raise ValueError(
+                f'the parameters of the tool {self.name} are a JSON schema like {{"type": "object", "properties": ...}}'
+            )
+        object.__setattr__(self, "parameters", MappingProxyType(own))
+        object.__setattr__(self, "text", text)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as chat templates and OpenAI's interface have it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ToolSpec, (self.name, self.description, dict(self.parameters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from turnwise.envs.base import Reply
-from turnwise.types import Message
+from turnwise.types import Message, ToolSpec
 
 SOME = Message("user", "x")
 
@@ -75,3 +75,18 @@ def test_a_single_stop_string_is_not_taken_for_its_letters():
 @pytest.mark.parametrize("amount", [np.float32(0.5), np.int64(1)])
 def test_numbers_of_numpy_are_numbers(amount):
     assert Reply(reward=amount).reward == amount
+
+
+GET = ToolSpec("get", "Where a name leads.")
+
+
+def test_tools_are_those_of_before_unless_a_reply_says_others():
+    assert Reply().tools is None
+    assert Reply(tools=[]).tools == ()
+    assert Reply(tools=iter([GET, ToolSpec("answer")])).tools == (GET, ToolSpec("answer"))
+
+
+@pytest.mark.parametrize("tools", ["get", GET, GET.schema, [GET.schema], ["get"], [GET, GET], [None], 3])
+def test_tools_are_different_tools(tools):
+    with pytest.raises(ValueError):
+        Reply(tools=tools)

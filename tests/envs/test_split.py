@@ -84,3 +84,19 @@ def test_asking_for_more_than_there_is_says_so():
 def test_an_unknown_split_is_a_mistake():
     with pytest.raises(ValueError, match="no split 'test'; choose one of train, heldout"):
         names("test", 0)
+
+
+def test_a_part_of_a_task_may_decide_its_split_and_another_what_is_the_same():
+    def draw(random):
+        return {"who": random.randrange(30), "n": random.randrange(9), "noise": random.random()}
+
+    made = {
+        split: list(draw_tasks("x", split, 40, 0, draw, lambda d: d["who"], lambda d: [d["who"], d["n"]]))
+        for split in ("train", "heldout")
+    }
+    who = {split: {task.data["who"] for task in tasks} for split, tasks in made.items()}
+    assert who["train"]
+    assert who["heldout"]
+    assert not who["train"] & who["heldout"]
+    for tasks in made.values():
+        assert len({(task.data["who"], task.data["n"]) for task in tasks}) == 40

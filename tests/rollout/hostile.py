@@ -18,7 +18,7 @@ import numpy as np
 
 from acting import user
 from turnwise.envs.base import Reply
-from turnwise.types import Message
+from turnwise.types import Message, ToolSpec
 
 FIELDS = tuple(field.name for field in fields(Reply))
 ERRORS = [ValueError, TypeError, RuntimeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError]
@@ -246,6 +246,40 @@ def bad_stop(random):
     )()
 
 
+class LooseTool(ToolSpec):
+    """A tool that skips its check."""
+
+    __slots__ = ()
+
+    def __post_init__(self):
+        pass
+
+
+def bad_tools(random):
+    fine = ToolSpec("get", "Where a name leads.")
+    bad = random.choice(
+        [
+            lambda: random.choice([None, 3, "get", fine.schema, SimpleNamespace(name="get"), Message("user", "x")]),
+            lambda: garbage(random),
+            lambda: LooseTool(random.choice(["", "no name", "x" * 200, None, 3, b"get", "get\n"])),
+            lambda: LooseTool("get", random.choice([None, 3, b"x", ["x"]])),
+            lambda: LooseTool("get", "", random.choice([None, 3, [], {}, {"type": "object", "x": {1}}, Sealed()])),
+            lambda: object.__new__(ToolSpec),
+            lambda: liar(ToolSpec, name="get", description="", parameters=fine.parameters),
+        ]
+    )
+    return random.choice(
+        [
+            lambda: random.choice([3, "get", True, fine, fine.schema, object(), itertools.count()]),
+            lambda: [bad()],
+            lambda: iter([fine, bad()]),
+            lambda: (fine, fine),
+            lambda: half_way(fine),
+            lambda: hostile(random, list, "__iter__"),
+        ]
+    )()
+
+
 BAD = {
     "messages": lambda random: bad_messages(random) if random.random() < 0.9 else None,
     "reward": bad_number,
@@ -254,6 +288,7 @@ BAD = {
     "marks": bad_marks,
     "history": bad_messages,
     "stop": bad_stop,
+    "tools": bad_tools,
 }
 
 

@@ -1,14 +1,16 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from acting import limits, renderer, run
+from acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
-from turnwise.types import Message, Status, Task
+from turnwise.rollout.render import Renderer
+from turnwise.types import Message, Status, Task, ToolCall, ToolSpec
 
 TASKS = list(Hops.tasks("train", 0, count=6, links=(2, 3)))
 
@@ -191,3 +193,49 @@ def test_a_conversation_that_the_assistant_opens():
     (made,) = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0)).trajectories
     assert [turn.said.content for turn in made.turns] == ["how are you"]
     assert "hello<|im_end|>" in renderer().decode(made.turns[0].prompt)
+
+
+# ---------------------------------------------------------------- tools
+
+GET = ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}})
+
+
+class Calls(Hops):
+    """An expert whose lookups are calls."""
+
+    async def open(self, task):
+        return replace(await super().open(task), tools=(GET,))
+
+    def demonstrate(self, noise, random):
+        verb = "answer" if self.followed == len(self.path) - 1 else "get"
+        return Message("assistant", "", calls=(ToolCall(verb, {"name": self.path[self.followed]}),))
+
+
+def test_an_expert_may_say_messages_with_calls():
+    render = Renderer(byte_tokenizer(), tools="hermes")
+    expert = Demonstrator({"hops": lambda: Calls("tool")}, render, limits(), 0, 0.0)
+    (made,) = run(expert.group(TASKS[0], 0)).trajectories
+    assert made.outcome == 1.0
+    assert made.turns[-1].said.calls[0].name == "answer"
+    for turn in made.turns:
+        assert "Where a name leads." in render.decode(turn.prompt)
+        assert render.decode(turn.action).startswith("<tool_call>")
+        assert turn.action[-1] == render.end_token
+
+
+def test_tools_of_a_recorded_conversation_are_told(tmp_path):
+    row = {**json.loads(GOOD), "tools": [GET.schema, {"type": "function", "function": {"name": "stop"}}]}
+    (task,) = read_demonstrations(written(tmp_path, json.dumps(row)))
+    render = Renderer(byte_tokenizer(), tools="hermes")
+    (made,) = run(Recital(render).group(task, 0)).trajectories
+    shown = render.decode(made.turns[0].prompt)
+    assert "Where a name leads." in shown
+    assert '"stop"' in shown
+
+
+@pytest.mark.parametrize("tools", [3, {}, [3], [{}], [{"function": {"name": "no name"}}]])
+def test_tools_that_are_none_are_a_mistake_in_the_file(tmp_path, tools):
+    if tools == {}:
+        tools = {"function": {"name": "get"}}  # one, and not a list of them
+    with pytest.raises(ValueError, match="line 1: expected"):
+        read_demonstrations(written(tmp_path, json.dumps({**json.loads(GOOD), "tools": tools})))

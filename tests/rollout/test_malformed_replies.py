@@ -75,6 +75,7 @@ def good_step(random, finished):
         "marks": random.choice([dict, MappingProxyType, UserDict])({odd_name: hostile.odd_number(random, mark)}),
         "history": user("all anew") if random.random() < 0.1 else None,
         "stop": random.choice([(), ["</a>"], iter(("!", "?"))]),
+        "tools": random.choice([None, (), iter(())]),
     }
     return Step(given, heard, reward, outcome, {name: mark})
 

@@ -11,7 +11,8 @@ from turnwise import build
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import CHATML, build_model, build_tokenizer
 from turnwise.rollout.render import Renderer
-from turnwise.types import Break, Message, Status, StopReason, Turn
+from turnwise.rollout.template import FORMATS
+from turnwise.types import Break, Message, Status, StopReason, ToolCall, ToolSpec, Turn
 
 LINE = "<|im_start|>{{ message.role }}\n{{ text }}<|im_end|>\n"
 GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -576,3 +577,158 @@ def test_what_a_template_reads_in_the_text_of_messages_counts():
             assert prompt.tokens.tolist() == render.first(messages).tokens.tolist()
             found.append(prompt.broke)
         assert found == broke
+
+
+# ---------------------------------------------------------------- tools
+
+GET = ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}})
+ANSWER = ToolSpec("answer", "Ends it.")
+CALL = '<tool_call>\n{"name": "get", "arguments": {"name": "amber"}}\n</tool_call>'
+AT_THE_TOP = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+WRITES_CALLS = (
+    "{% for message in messages %}{% set text = message.content %}"
+    "{% for call in message.tool_calls or [] %}{% set text = text + '<tool_call>\n' + "
+    '\'{"name": "\' + call.function.name + \'", "arguments": \' + (call.function.arguments | tojson) + '
+    "'}\n</tool_call>' %}<|im_start|>{{ message.role }}\n{{ text }}<|im_end|>\n{% endfor %}"
+    "{% if not message.tool_calls %}" + LINE + "{% endif %}{% endfor %}" + GENERATION
+)
+BEFORE_THE_LAST = WRITES_CALLS.replace(
+    "{% set text = message.content %}",
+    "{% set text = message.content %}{% if tools and loop.last %}<tools>{{ tools | tojson }}</tools>{% endif %}",
+)
+"""Tells the tools where the conversation ends, as Mistral's do: old prompts lose them."""
+
+
+def tooled(template=CHATML, history="extend", tools="hermes"):
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.chat_template = template
+    return Renderer(tokenizer, history, tools)
+
+
+def test_the_template_tells_of_tools_where_it_can():
+    render = tooled(AT_THE_TOP + WRITES_CALLS)
+    assert render.template.form.calls == "mapping"
+    text = render.decode(render.first(user("go"), (GET, ANSWER)).tokens)
+    assert text.startswith('<tools>[{"type": "function", "function": {"name": "get", "description": "Where a name')
+    assert render.decode(render.first(user("go")).tokens) == "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("tools", ["hermes", "llama"])
+def test_a_template_without_tools_or_with_other_calls_has_them_told_in_the_system_message(tools):
+    for render in (tooled(tools=tools), tooled(AT_THE_TOP + CHATML, tools=tools)):
+        system = Message("system", "Be brief.")
+        text = render.decode(render.first((system, *user("go")), (GET,)).tokens)
+        assert text.startswith("<|im_start|>system\nBe brief.\n\n")
+        assert text.count("Where a name leads.") == 1
+        assert ("<tool_call>" in text) == (tools == "hermes")
+        text = render.decode(render.first(user("go"), (GET,)).tokens)
+        assert text.startswith("<|im_start|>system\n")
+        assert text.endswith("<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_without_system_messages_has_tools_told_with_the_question():
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    render = tooled(refuses + CHATML)
+    text = render.decode(render.first(user("go"), (GET,)).tokens)
+    assert text.startswith("<|im_start|>user\n# Tools")
+    assert text.endswith("</tool_call>\n\ngo<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_tools_that_nobody_could_tell_of_are_refused_in_one_line():
+    with pytest.raises(ValueError, match="set rollout.tools to one of hermes, llama") as refused:
+        renderer().first(user("go"), (GET,))
+    assert "\n" not in str(refused.value)
+    shows = renderer(template=AT_THE_TOP + CHATML)  # an environment may read calls by itself
+    assert "Where a name leads." in shows.decode(shows.first(user("go"), (GET,)).tokens)
+
+
+@pytest.mark.parametrize("history", ["extend", "rerender"])
+@pytest.mark.parametrize("template", [CHATML, AT_THE_TOP + WRITES_CALLS])
+def test_a_conversation_with_tools_is_extended(template, history):
+    render = tooled(template, history)
+    messages, prompt = user("go"), render.first(user("go"), (GET,))
+    for number in range(4):
+        before = turn(render, prompt, action_of(render, CALL))
+        assert before.said.calls
+        shown, messages = messages, (*messages, before.said, Message("tool", f"result {number}"))
+        prompt = render.next(before, shown, messages, (GET,), (GET,))
+        assert prompt.broke is Break.none
+        assert_extends(prompt, before)
+        assert prompt.tokens.tolist() == render.first(messages, (GET,)).tokens.tolist()
+
+
+def test_other_tools_are_an_edit_of_the_history():
+    render = tooled(AT_THE_TOP + WRITES_CALLS)
+    before = turn(render, render.first(user("go"), (GET,)), action_of(render, CALL))
+    messages = (*user("go"), before.said, Message("tool", "cedar"))
+    for tools in ((), (ANSWER,), (GET, ANSWER)):
+        prompt = render.next(before, user("go"), messages, tools, (GET,))
+        assert prompt.broke is Break.history
+        assert prompt.tokens.tolist() == render.first(messages, tools).tokens.tolist()
+    same = (ToolSpec(GET.name, GET.description, GET.parameters),)
+    assert render.next(before, user("go"), messages, same, (GET,)).broke is Break.none
+
+
+def test_other_tools_that_the_template_does_not_show_are_no_edit():
+    shows_nobody = renderer(template="{% for tool in tools or [] if tool.function.name == 'zebra' %}zebra quagga"
+                            "{% endfor %}" + CHATML)  # fmt: skip
+    render = shows_nobody
+    assert render.template.offers
+    before = turn(render, render.first(user("go"), (GET,)), action_of(render, "hi"))
+    prompt = render.next(before, user("go"), (*user("go"), before.said, *user("on")), (ANSWER,), (GET,))
+    assert prompt.broke is Break.none
+
+
+def test_tools_that_move_to_the_end_of_the_conversation_break_it():
+    render = tooled(BEFORE_THE_LAST)
+    assert render.template.offers
+    before = turn(render, render.first(user("go"), (GET,)), action_of(render, CALL))
+    messages = (*user("go"), before.said, Message("tool", "cedar"))
+    prompt = render.next(before, user("go"), messages, (GET,), (GET,))
+    assert prompt.broke is Break.template
+    assert prompt.tokens.tolist() == render.first(messages, (GET,)).tokens.tolist()
+
+
+def test_conversations_that_differ_by_their_tools_are_not_taken_for_each_other():
+    """Every cache is asked for both, in either order."""
+    ends = "{% if tools and add_generation_prompt %}{{ tools[0].function.name }}?{% endif %}"
+    render = tooled(AT_THE_TOP + WRITES_CALLS + ends)
+    for tools in ((GET,), (ANSWER,), (), (GET,)):
+        before = turn(render, render.first(user("go"), tools), action_of(render, "hi"))
+        messages = (*user("go"), before.said, *user("on"))
+        prompt = render.next(before, user("go"), messages, tools, tools)
+        assert prompt.tokens.tolist() == render.first(messages, tools).tokens.tolist()
+        assert render.decode(prompt.tokens).endswith(f"{tools[0].name}?" if tools else "assistant\n")
+
+
+def test_tools_cost_no_long_renderings():
+    tokenizer = Counted(byte_tokenizer())
+    render = Renderer(tokenizer, tools="hermes")
+
+    def talk(name):
+        messages, prompt = user(name), render.first(user(name), (GET,))
+        for number in range(12):
+            before = turn(render, prompt, action_of(render, f"{name} {number}"))
+            shown, messages = messages, (*messages, before.said, *user(f"{number} {name}"))
+            prompt = render.next(before, shown, messages, (GET,), (GET,))
+            assert prompt.broke is Break.none
+
+    talk("amber")
+    tokenizer.rendered.clear()
+    talk("cedar")
+    assert max(tokenizer.rendered) <= 4  # with the system message that tells of the tools
+    assert len(tokenizer.rendered) <= 2 * 12 + 2
+
+
+def test_an_action_is_what_the_template_writes_for_a_message():
+    get = Message("assistant", "", calls=(ToolCall("get", {"name": "amber"}),))
+    for render in (tooled(), tooled(AT_THE_TOP + WRITES_CALLS), tooled(tools="llama")):
+        for message in (get, Message("assistant", "It is 4."), Message("assistant", "", "hm", get.calls)):
+            if message.thinking and render.template.format is FORMATS["llama"]:
+                continue  # which has no way to write it
+            action = render.action(message)
+            assert action[-1] == render.end_token
+            assert render.said(np.zeros(0, np.int32), action) == message
+    assert tooled().decode(tooled().action(get)) == CALL + "<|im_end|>"
+    with pytest.raises(ValueError, match="rollout.tools"):
+        renderer().action(get)

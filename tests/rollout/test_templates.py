@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import runpy
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from turnwise.rollout.render import Renderer
-from turnwise.types import Break, Message, StopReason, Turn
+from turnwise.types import Break, Message, StopReason, ToolSpec, Turn
 
 PAGE = Path(__file__).parents[2] / "docs" / "templates.md"
 MAKE = SimpleNamespace(**runpy.run_path(str(PAGE.with_name("make_templates.py"))))
@@ -23,7 +24,7 @@ TEMPLATES = MAKE.templates()
 def check(renderer, asked, exchange):
     """One exchange, judged from whole renderings and whole texts."""
     turn, prompt = exchange.turn, exchange.prompt
-    whole = renderer.template.render(exchange.messages)
+    whole = renderer.template.render(exchange.messages, asked.offered)
     known = [*turn.prompt.tolist(), *turn.action.tolist()]
     extends = prompt.tokens[: len(known)].tolist() == known
     assert extends == (prompt.broke is Break.none)
@@ -35,7 +36,8 @@ def check(renderer, asked, exchange):
             shown = shown.replace(foreign, "") if foreign not in whole else shown
         assert shown == whole
     goes_on = exchange.messages[: len(exchange.shown) + 1] == (*exchange.shown, turn.said)
-    grew = whole.startswith(renderer.template.render(exchange.shown) + renderer.decode(turn.action))
+    before = renderer.template.render(exchange.shown, asked.offered)
+    grew = whole.startswith(before + renderer.decode(turn.action))
     if not extends:
         assert (prompt.broke is Break.history) == (not goes_on)
         assert (prompt.broke is Break.retokenised) == (goes_on and grew)
@@ -50,6 +52,34 @@ def test_a_prompt_is_exact_or_its_break_has_a_cause(name):
         assert one.refused or len(one.broke) == MAKE.TURNS - 1
         assert not one.refused or one.system or one.kind in ("results", "calls")
     assert f"\n{MAKE.row(name, found)}\n" in PAGE.read_text(), "run: python docs/make_templates.py"
+
+
+TOOLS = (
+    ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}}),
+    ToolSpec("sleep", "Waits <|im_end|> a while."),
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tools_are_told_and_change_nothing_else(name):
+    """By the template, or in words of our own where it knows of no tools or of other calls."""
+    tokenizer = MAKE.tokenizer_for(TEMPLATES[name], seed=0)
+    had = Counter()
+    for renderer, plain in MAKE.conversations(tokenizer):
+        if plain.kind not in ("calls", "apart") or plain.policy == "managed" or plain.tools == "none":
+            continue
+        asked = replace(plain, offered=TOOLS)
+        one = MAKE.had(renderer, asked, check)
+        assert one.refused == MAKE.had(renderer, plain).refused
+        if one.refused:
+            continue
+        had[one.policy] += 1
+        assert one.broke == MAKE.had(renderer, plain).broke
+        shown = renderer.decode(next(MAKE.play(renderer, asked)).turn.prompt)
+        assert all(shown.count(word) == 1 for word in ("Where a name leads.", "Waits <|im_end|> a while."))
+        assert "sleep" in shown
+    assert had["extend"] >= 1
+    assert had["rerender"] >= 1
 
 
 PIECES = (

@@ -11,7 +11,7 @@ from acting import Puppet, attempted, byte_tokenizer, run, says, user
 from turnwise.envs.base import Reply
 from turnwise.rollout.render import Renderer
 from turnwise.rollout.template import FORMATS
-from turnwise.types import Break, Message, Status, StopReason, ToolCall, Turn
+from turnwise.types import Break, Message, Status, StopReason, ToolCall, ToolSpec, Turn
 
 HERMES, LLAMA, HARMONY = (FORMATS[name].parse for name in ("hermes", "llama", "harmony"))
 GET = ToolCall("get", {"name": "amber"})
@@ -418,3 +418,16 @@ def test_without_a_format_messages_are_plain_text():
     environment = Listener(Reply(finished=True))
     run(attempted(environment, says(f"<think>hm</think>{TAGGED}")))
     assert environment.heard == [Message("assistant", f"<think>hm</think>{TAGGED}")]
+
+
+def test_tools_are_told_from_the_reply_that_offers_them_on():
+    lookup, end = ToolSpec("get", "Where a name leads."), ToolSpec("end", "Ends it.")
+    render = renderer("hermes")
+    environment = Listener(Reply(user("on")), Reply(user("on"), tools=(end,)), Reply(finished=True))
+    environment.opening = Reply(user("go"), tools=(lookup,))
+    texts = iter(["hm", "<tool_call>{</tool_call>", "hm", "hm"])
+    made = run(attempted(environment, says(lambda *_: next(texts), render=render), render=render))
+    assert made.status is Status.finished
+    shown = [[tool.description in render.decode(turn.prompt) for tool in (lookup, end)] for turn in made.turns]
+    assert shown == [[True, False]] * 3 + [[False, True]]  # a fault leaves them as they were
+    assert [turn.broke for turn in made.turns] == [Break.none] * 3 + [Break.history]

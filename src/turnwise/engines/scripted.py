@@ -12,7 +12,9 @@ import numpy as np
 from turnwise.engines.base import Completion, EngineFailure, Sampling, check_call
 from turnwise.types import StopReason, Tokens
 
-Script = Callable[[Tokens, str, int], Awaitable[str] | str]
+Spoken = str | Tokens
+"""A text, which an end token follows, or the very tokens of an action."""
+Script = Callable[[Tokens, str, int], Awaitable[Spoken] | Spoken]
 """(prompt, session, seed) -> what to say."""
 
 
@@ -41,8 +43,8 @@ class ScriptedEngine:
         self.logprob = logprob
         self.version = 0
         self.prompts: list[Tokens] = []
-        self.speaking: dict[asyncio.Future[str], str] = {}  # scripts that take their time -> session
-        self.ended: set[asyncio.Future[str]] = set()  # those of them that were told to stop
+        self.speaking: dict[asyncio.Future[Spoken], str] = {}  # scripts that take their time -> session
+        self.ended: set[asyncio.Future[Spoken]] = set()  # those of them that were told to stop
         self.closed = False
         self.running = asyncio.Event()
         self.running.set()
@@ -52,22 +54,29 @@ class ScriptedEngine:
         self.prompts.append(prompt)
         said = self.script(prompt, session, seed)
         try:
-            text = said if isinstance(said, str) else await self.listen(said, session)
+            text = said if isinstance(said, (str, np.ndarray)) else await self.listen(said, session)
             while not self.running.is_set():
                 await self.running.wait()
         except Aborted:
             return self.completion([], StopReason.abort)
-        ends = [text.find(stop) + len(stop) for stop in sampling.stop if stop in text]
-        spoken = self.encode(text[: min(ends)]) if ends else [*self.encode(text), self.end_token]
+        spoken, stop = self.tokens_of(text, sampling.stop)
         room = min(sampling.max_tokens, self.context - len(prompt))
-        stop = StopReason.stop_string if ends else StopReason.end_token
         return self.completion(spoken[:room], stop if len(spoken) <= room else StopReason.length)
+
+    def tokens_of(self, said: Spoken, stops: tuple[str, ...]) -> tuple[list[int], StopReason]:
+        """The whole action, and what ends it."""
+        if not isinstance(said, str):
+            return said.tolist(), StopReason.end_token
+        ends = [said.find(stop) + len(stop) for stop in stops if stop in said]
+        if ends:
+            return self.encode(said[: min(ends)]), StopReason.stop_string
+        return [*self.encode(said), self.end_token], StopReason.end_token
 
     def completion(self, tokens: list[int], stop: StopReason) -> Completion:
         logprobs = np.full(len(tokens), self.logprob, np.float32)
         return Completion(np.array(tokens, np.int32), logprobs, np.full(len(tokens), self.version, np.int32), stop)
 
-    async def listen(self, said: Awaitable[str], session: str) -> str:
+    async def listen(self, said: Awaitable[Spoken], session: str) -> Spoken:
         """What a script says in its own time, unless it is told to stop."""
         speaking = asyncio.ensure_future(said)
         self.speaking[speaking] = session
@@ -86,7 +95,7 @@ class ScriptedEngine:
     async def abort(self, session: str) -> None:
         self.end([speaking for speaking, own in self.speaking.items() if own == session])
 
-    def end(self, scripts: list[asyncio.Future[str]]) -> None:
+    def end(self, scripts: list[asyncio.Future[Spoken]]) -> None:
         self.ended.update(scripts)
         for speaking in scripts:
             speaking.cancel()

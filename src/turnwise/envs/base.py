@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-from turnwise.types import Message, Task
+from turnwise.types import Message, Task, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Reply:
     """What the model shall see next, in place of everything so far (a window, a summary)."""
     stop: tuple[str, ...] = ()
     """Strings that end the next action."""
+    tools: tuple[ToolSpec, ...] | None = None
+    """What the model may call from now on; None: as before, which is nothing at first."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -47,6 +49,8 @@ class Reply:
             if self.history is not None:
                 fix(self, "history", plain_messages(self.history))
             fix(self, "stop", plain_stop(self.stop))
+            if self.tools is not None:
+                fix(self, "tools", plain_tools(self.tools))
         except ValueError:
             raise
         except Exception as error:  # reading a value runs its own code, and that may raise anything
@@ -106,12 +110,30 @@ def plain_stop(given: Any) -> tuple[str, ...]:
     return tuple(stop)
 
 
+def plain_tools(given: Any) -> tuple[ToolSpec, ...]:
+    if issubclass(type(given), (str, Mapping, ToolSpec)):
+        raise ValueError("Reply.tools is a sequence of ToolSpec values, not a single one")
+    tools: dict[str, ToolSpec] = {}
+    for tool in given:
+        if not issubclass(type(tool), ToolSpec):
+            raise ValueError(f"Reply.tools holds ToolSpec values, got {type(tool).__name__}")
+        own = ToolSpec(plain_text(tool.name), plain_text(tool.description), tool.parameters)
+        if own.name in tools:
+            raise ValueError(f"Reply.tools has two tools with the name {own.name}")
+        tools[own.name] = own
+    return tuple(tools.values())
+
+
 class Environment(Protocol):
     """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else. The
     constructor must be quick: what takes time belongs in `open`.
 
     Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
-    share no task, and may offer `demonstrate(noise, random) -> str`, what an expert would say now.
+    share no task, and may offer `demonstrate(noise, random) -> str | Message`, what an expert would say now.
+
+    It may say with `task_fields = {"question": str, ...}` what a task's data must have, by which tasks that a user
+    gives are checked, and may refuse settings before a run starts with a classmethod `check_settings(**settings)`. With
+    `reads_calls = True` it needs a recipe that says how calls are written (`rollout.tools`).
 
     A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
     classmethods `step_many(environments, messages) -> list[Reply | Exception]` and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
@@ -22,6 +22,8 @@ class Guess:
         user: between 1 and 16      assistant: 8
         user: higher                assistant: 12      -> outcome 1
     """
+
+    task_fields: ClassVar[dict[str, Any]] = {"low": int, "high": int, "secret": int}
 
     def __init__(self, guesses: int = 7) -> None:
         """guesses: how many the agent has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
@@ -31,6 +31,8 @@ class Hops:
         user: leads to cedar            assistant: get cedar
         user: leads to jade             assistant: answer jade      -> outcome 1
     """
+
+    task_fields: ClassVar[dict[str, Any]] = {"store": int, "links": int}
 
     def __init__(
         self, commands: Literal["plain", "tool"] = "plain", link_reward: float = 0.0, window: bool = False

@@ -15,11 +15,18 @@ SPLITS = ("train", "heldout")
 
 
 def draw_tasks(
-    dataset: str, split: str, count: int, seed: int, draw: Callable[[Random], Mapping[str, Any]]
+    dataset: str,
+    split: str,
+    count: int,
+    seed: int,
+    draw: Callable[[Random], Mapping[str, Any]],
+    decides: Callable[[Mapping[str, Any]], Any] = lambda data: data,
+    is_same: Callable[[Mapping[str, Any]], Any] = lambda data: data,
 ) -> Iterator[Task]:
     """`count` different tasks of a split, drawn by a seeded generator.
 
-    Raises ValueError where the generator cannot make that many.
+    What `decides` gives of a task, JSON values, decides its split: what one split has, the other has not. Tasks are the
+    same where `is_same` gives the same. Raises ValueError where the generator cannot make that many.
     """
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}; choose one of {', '.join(SPLITS)}")
@@ -28,9 +35,8 @@ def draw_tasks(
     misses = 0
     while len(seen) < count:
         data = draw(random)
-        digest = hashlib.blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=8).digest()
-        is_heldout = digest[0] < HELDOUT_SHARE * 256
-        name = f"{dataset}-{digest.hex()}"
+        is_heldout = digest_of(decides(data))[0] < HELDOUT_SHARE * 256
+        name = f"{dataset}-{digest_of(is_same(data)).hex()}"
         if is_heldout != (split == "heldout") or name in seen:
             misses += 1
             if misses > 1000 + 20 * count:
@@ -40,3 +46,12 @@ def draw_tasks(
             continue
         seen.add(name)
         yield Task(name, dataset, data)
+
+
+def is_heldout(entity: str) -> bool:
+    """Whether what is asked about an entity is held out, whatever is asked."""
+    return hashlib.blake2b(entity.encode(), digest_size=8).digest()[0] < HELDOUT_SHARE * 256
+
+
+def digest_of(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).digest()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from turnwise.data.catalogue import model_folder
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
 from turnwise.learn.exactness import Layout, check_layout, check_model, check_plan
@@ -155,19 +156,21 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def load_model(path: str | Path) -> Any:
-    """A causal language model from a folder, in float32; where the folder holds adapters, with these added to it."""
-    if (base := base_of(Path(path))) is not None:
-        return add_adapters(load_model(base), Path(path))
+    """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, with these
+    added to it."""
+    folder = model_folder(path)
+    if (base := base_of(folder)) is not None:
+        return add_adapters(load_model(base), folder)
     from transformers import AutoModelForCausalLM
 
     with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(model_folder(path))
 
 
 def pick_device(name: str) -> str:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from turnwise.engines.base import Completion, Engine, Sampling
 from turnwise.engines.noise import seed_of
@@ -58,6 +58,22 @@ class EnvironmentFailure(RuntimeError):
     """The environment raised or answered nonsense."""
 
 
+class Play(Protocol):
+    """Who makes the turns of an attempt: opens the environment, fills the record, and says how it ended."""
+
+    async def __call__(
+        self,
+        which: Attempt,
+        environment: Environment,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: Sampling,
+        limits: Limits,
+        clock: Clock,
+        record: Record,
+    ) -> Status: ...
+
+
 async def attempt(
     which: Attempt,
     make: Callable[[], Environment],
@@ -65,15 +81,17 @@ async def attempt(
     renderer: Renderer,
     sampling: Sampling,
     limits: Limits,
+    playing: Play | None = None,
 ) -> Trajectory:
-    """One attempt at a task in the environment that `make` makes. Never raises for what an environment or an engine
-    does: that is a status."""
+    """One attempt at a task in the environment that `make` makes, whose turns are made by `play` unless another way is
+    given. Never raises for what an environment or an engine does: that is a status."""
     record = Record()
     environment: Environment | None = None
     try:
         async with Clock(limits) as clock:
             environment = make()
-            record.status = await play(which, environment, engine, renderer, sampling, limits, clock, record)
+            turns = playing or play
+            record.status = await turns(which, environment, engine, renderer, sampling, limits, clock, record)
     except TimeoutError:
         record.status = Status.timed_out
         log.warning(
@@ -118,6 +136,7 @@ class Clock:
     def __init__(self, limits: Limits) -> None:
         self.now = asyncio.get_running_loop().time
         self.turn_seconds = limits.turn_seconds
+        self.attempt_seconds = limits.attempt_seconds
         self.end = self.now() + limits.attempt_seconds
         self.timeout = asyncio.timeout_at(self.end)
 
@@ -131,6 +150,19 @@ class Clock:
     def start_call(self) -> None:
         """From now on the call that follows has its own deadline."""
         self.timeout.reschedule(min(self.end, self.now() + self.turn_seconds))
+
+    def end_call(self) -> None:
+        """From now on only the attempt as a whole has a deadline."""
+        self.timeout.reschedule(self.end)
+
+    def stop(self) -> None:
+        """Nothing is due until `start`: the attempt waits for its turn to begin."""
+        self.timeout.reschedule(None)
+
+    def start(self) -> None:
+        """The attempt begins now."""
+        self.end = self.now() + self.attempt_seconds
+        self.end_call()
 
 
 class Record:
@@ -171,8 +203,8 @@ async def play(
     if reply.finished or reply.reward:
         raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
     record.pay(reply)
-    messages = reply.history or reply.messages
-    prompt = renderer.first(messages)
+    messages, tools = reply.history or reply.messages, reply.tools or ()
+    prompt = renderer.first(messages, tools)
     while True:
         room = limits.room_for_action(len(prompt.tokens), engine.context)
         if room == 0:
@@ -198,7 +230,8 @@ async def play(
         if reply.history is None and renderer.history == "managed" and not said.fault:
             raise EnvironmentFailure(NOT_MANAGED)
         shown, messages = messages, (*messages, said, *reply.messages) if reply.history is None else reply.history
-        prompt = renderer.next(turn, shown, messages)
+        offered, tools = tools, tools if reply.tools is None else reply.tools
+        prompt = renderer.next(turn, shown, messages, tools, offered)
 
 
 def answered(fault: str, before: Reply) -> Reply:

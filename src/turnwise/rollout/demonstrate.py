@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,10 +14,10 @@ import numpy as np
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.agent import Attempt, Play, attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Demonstrator:
     limits: Limits
     seed: int
     noise: float
+    plays: Mapping[str, Play] = field(default_factory=dict)
+    """By dataset: who makes the turns, where that is not the agent loop itself."""
 
     async def group(self, task: Task, visit: int) -> Group:
         """One demonstrated attempt; every visit to a task makes its mistakes elsewhere."""
@@ -42,28 +44,32 @@ class Demonstrator:
             return environment  # type: ignore[no-any-return]
 
         engine = ScriptedEngine(
-            lambda prompt, session, seed: say(environment, self.noise, random),
+            lambda prompt, session, seed: self.say(environment, random),
             lambda text: self.renderer.encode(text).tolist(),
             end_token=self.renderer.end_token,
             logprob=UNKNOWN,
         )
         sampling = Sampling(max_tokens=self.limits.max_action_tokens)
-        made = await attempt(which, make, engine, self.renderer, sampling, self.limits)
+        playing = self.plays.get(task.dataset)
+        made = await attempt(which, make, engine, self.renderer, sampling, self.limits, playing)
         if not made.status.counts:
             return Group(task, (), (made,))
         return Group(task, (made,))
+
+    def say(self, environment: Any, random: Random) -> str | Tokens:
+        """What the expert says now. A message is written as the chat template has it, calls and all."""
+        said = environment.demonstrate(self.noise, random) if can_demonstrate(environment) else ""
+        return self.renderer.action(said) if isinstance(said, Message) else str(said)
 
 
 def can_demonstrate(environment: object) -> bool:
     return callable(getattr(environment, "demonstrate", None))
 
 
-def say(environment: Any, noise: float, random: Random) -> str:
-    return str(environment.demonstrate(noise, random)) if can_demonstrate(environment) else ""
-
-
 def read_demonstrations(path: Path) -> list[Task]:
-    """Conversations from JSON lines, as tasks whose data is {"messages": [{"role": ..., "content": ...}, ...]}."""
+    """Conversations from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, as tasks. The content of the
+    assistant's messages is what the model writes, calls and all; "tools" may list what it may call, in OpenAI's form.
+    """
     tasks = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -73,17 +79,29 @@ def read_demonstrations(path: Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            messages = [Message(m["role"], m["content"]) for m in json.loads(line)["messages"]]
+            row = json.loads(line)
+            messages = [Message(m["role"], m["content"]) for m in row["messages"]]
+            tools = [tool_of(tool).schema for tool in row.get("tools", ())]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f'{path}, line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}} ({error})'
             ) from None
         if not any(message.role == "assistant" for message in messages[1:]):
             raise ValueError(f"{path}, line {number}: needs a message of the assistant after the first")
-        tasks.append(Task(f"{path.name}:{number}", path.stem, {"messages": [[m.role, m.content] for m in messages]}))
+        data: dict[str, Any] = {"messages": [[m.role, m.content] for m in messages]}
+        if tools:
+            data["tools"] = tools
+        tasks.append(Task(f"{path.name}:{number}", path.stem, data))
     if not tasks:
         raise ValueError(f"{path} holds no demonstrations")
     return tasks
+
+
+def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
+    """The tool that OpenAI's form describes."""
+    function = schema["function"]
+    parameters = {"parameters": function["parameters"]} if "parameters" in function else {}
+    return ToolSpec(function["name"], function.get("description", ""), **parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +112,16 @@ class Recital:
 
     async def group(self, task: Task, visit: int) -> Group:
         messages = tuple(Message(role, content) for role, content in task.data["messages"])
+        tools = tuple(map(tool_of, task.data.get("tools", ())))
         turns: list[Turn] = []
         since = 0
         for place, message in enumerate(messages):
             if message.role != "assistant" or place == 0:
                 continue
             prompt = (
-                self.renderer.next(turns[-1], messages[:since], messages[:place])
+                self.renderer.next(turns[-1], messages[:since], messages[:place], tools, tools)
                 if turns
-                else self.renderer.first(messages[:place])
+                else self.renderer.first(messages[:place], tools)
             )
             action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
             size = len(action)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.agent import Attempt, Play, attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.types import Group, Status, Task, Trajectory
@@ -44,6 +44,8 @@ class Practice:
     split: str
     attempts: int
     retries: int = 0
+    plays: Mapping[str, Play] = field(default_factory=dict)
+    """By dataset: who makes the turns, where that is not the agent loop itself."""
 
     async def group(self, task: Task, visit: int) -> Group:
         """All attempts at a task."""
@@ -58,9 +60,9 @@ class Practice:
         """One attempt, made again with a fresh environment and fresh noise while it fails and retries are left."""
         which = Attempt(self.seed, self.split, task, visit, number)
         for retry in range(self.retries + 1):
-            make = self.environments[task.dataset]
+            make, playing = self.environments[task.dataset], self.plays.get(task.dataset)
             again = replace(which, retry=retry)
-            trajectory = await attempt(again, make, self.engine, self.renderer, self.sampling, self.limits)
+            trajectory = await attempt(again, make, self.engine, self.renderer, self.sampling, self.limits, playing)
             if trajectory.status not in (Status.failed, Status.timed_out):
                 break
         return trajectory

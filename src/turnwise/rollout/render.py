@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.rollout.skeleton import Skeletons
-from turnwise.rollout.template import QUESTION, RESULT, Template
+from turnwise.rollout.template import QUESTION, RESULT, Template, Tools
 from turnwise.types import Break, Message, Tokens, Turn
 
 Messages = tuple[Message, ...]
@@ -73,24 +73,27 @@ class Renderer:
         self.treats_alike = lru_cache(maxsize=4096)(self.compare)
         self.can_show = lru_cache(maxsize=1024)(self.try_to_show)
 
-    def first(self, messages: Sequence[Message]) -> Prompt:
-        """The prompt of a first turn."""
-        return self.opening(tuple(messages))
+    def first(self, messages: Sequence[Message], tools: Tools = ()) -> Prompt:
+        """The prompt of a first turn that may call `tools`."""
+        return self.opening(tuple(messages), tools)
 
-    def render_opening(self, messages: Messages) -> Prompt:
-        return Prompt(frozen(self.encode(self.template.render(messages))))
+    def render_opening(self, messages: Messages, tools: Tools) -> Prompt:
+        return Prompt(frozen(self.encode(self.template.render(messages, tools))))
 
-    def next(self, before: Turn, shown: Messages, messages: Messages) -> Prompt:
-        """The prompt that shows `messages` after a turn whose prompt showed `shown`."""
-        if messages[: len(shown) + 1] != (*shown, before.said):
-            return self.afresh(before, self.template.render(messages), Break.history)
+    def next(
+        self, before: Turn, shown: Messages, messages: Messages, tools: Tools = (), shown_tools: Tools = ()
+    ) -> Prompt:
+        """The prompt that shows `messages` and `tools` after a turn whose prompt showed `shown` and `shown_tools`."""
+        goes_on = messages[: len(shown) + 1] == (*shown, before.said)
+        if not goes_on or (tools != shown_tools and self.retold(shown, tools, shown_tools)):
+            return self.afresh(before, self.template.render(messages, tools), Break.history)
         new = messages[len(shown) + 1 :]
         spoken = self.decode(self.without_end(before.action).tolist())
         if self.history != "rerender":
-            rest = self.quick_rest(shown, before.said, spoken, new)
+            rest = self.quick_rest(shown, before.said, spoken, new, tools)
             if rest is not None and (tokens := self.extended(before, rest)) is not None:
                 return Prompt(tokens)
-        whole, known = self.template.render(messages), self.template.render(shown) + spoken
+        whole, known = self.template.render(messages, tools), self.template.render(shown, tools) + spoken
         if self.history != "rerender" and whole.startswith(known):
             rest = self.encode_rest(whole[len(known) :])
             if rest is not None and (tokens := self.extended(before, rest)) is not None:
@@ -98,6 +101,10 @@ class Renderer:
         ended = self.decode(before.action[len(self.without_end(before.action)) :].tolist())
         same_text = whole.startswith(known + ended)
         return self.afresh(before, whole, Break.retokenised if same_text else Break.template)
+
+    def retold(self, shown: Messages, tools: Tools, shown_tools: Tools) -> bool:
+        """Whether other tools change what was shown."""
+        return self.template.render(shown, tools) != self.template.render(shown, shown_tools)
 
     def afresh(self, before: Turn, text: str, cause: Break) -> Prompt:
         """A whole conversation tokenised anew; no break where it happens to begin with the turn before."""
@@ -117,29 +124,30 @@ class Renderer:
 
     # ------------------------------------------------------------ what follows an action, without the whole history
 
-    def quick_rest(self, shown: Messages, said: Message, spoken: str, new: Messages) -> Tokens | None:
+    def quick_rest(self, shown: Messages, said: Message, spoken: str, new: Messages, tools: Tools) -> Tokens | None:
         """What the template writes after an action, found with a short conversation in place of `shown`, where the
         template is known to treat both alike; None where it does not, or where it does not keep the action's text."""
         skeleton = tuple(map(self.skeletons.of, shown))
         short = stand_in(skeleton)
         more = tuple(map(self.skeletons.of, (said, *new)))
-        return self.rest_after(short, said, spoken, new) if self.treats_alike(skeleton, short, more) else None
+        alike = self.treats_alike(skeleton, short, more, tools)
+        return self.rest_after(short, said, spoken, new, tools) if alike else None
 
-    def compare(self, shown: Messages, short: Messages, more: Messages) -> bool:
+    def compare(self, shown: Messages, short: Messages, more: Messages, tools: Tools) -> bool:
         """Whether the template adds the same text for `more` to both conversations, and leaves both as they were."""
         if shown == short:
             return True
-        added = [self.added_text(messages, more) for messages in (shown, short)]
+        added = [self.added_text(messages, more, tools) for messages in (shown, short)]
         return added[0] is not None and added[0] == added[1]
 
-    def added_text(self, shown: Messages, more: Messages) -> str | None:
+    def added_text(self, shown: Messages, more: Messages, tools: Tools) -> str | None:
         """What `more` adds to the text of a conversation; None where that text does not stay as it was."""
-        old, whole = self.template.try_render(shown), self.template.try_render((*shown, *more))
+        old, whole = self.template.try_render(shown, tools), self.template.try_render((*shown, *more), tools)
         return whole[len(old) :] if old is not None and whole is not None and whole.startswith(old) else None
 
-    def render_rest(self, shown: Messages, said: Message, spoken: str, new: Messages) -> Tokens | None:
+    def render_rest(self, shown: Messages, said: Message, spoken: str, new: Messages, tools: Tools) -> Tokens | None:
         """The tokens after an action up to the next one; None where the template does not write what was spoken."""
-        added = self.added_text(shown, (said, *new))
+        added = self.added_text(shown, (said, *new), tools)
         return self.encode_rest(added[len(spoken) :]) if added is not None and added.startswith(spoken) else None
 
     def encode_rest(self, text: str) -> Tokens | None:
@@ -162,6 +170,11 @@ class Renderer:
             return read
         clean = Message("assistant", self.template.format.clean(text), fault=read.fault or UNSHOWABLE)
         return clean if self.can_show(self.skeletons.of(clean)) else Message("assistant", "", fault=clean.fault)
+
+    def action(self, said: Message) -> Tokens:
+        """The tokens with which a model would say a message, an end token included."""
+        end = self.end_of_call if said.calls else self.end_token
+        return np.append(self.encode(self.template.spoken(said)), np.int32(end))
 
     def try_to_show(self, said: Message) -> bool:
         """Whether the template takes a message of the assistant, before a result or before a question."""

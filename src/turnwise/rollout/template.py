@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from turnwise.rollout.harmony import read_harmony, without_control
@@ -16,23 +17,28 @@ from turnwise.rollout.toolcalls import (
     THINK,
     Format,
     join_thinking,
+    offer_hermes,
+    offer_llama,
     read_hermes,
     read_llama,
     write_hermes,
     write_llama,
 )
-from turnwise.types import Message, ToolCall
+from turnwise.types import Message, ToolCall, ToolSpec
+
+Tools = tuple[ToolSpec, ...]
 
 FORMATS: dict[str, Format | None] = {
     "none": None,
-    "hermes": Format(read_hermes, write_hermes),
-    "llama": Format(read_llama, write_llama),
+    "hermes": Format(read_hermes, write_hermes, offer_hermes),
+    "llama": Format(read_llama, write_llama, offer_llama),
     "harmony": Format(read_harmony, clean=without_control),
 }
 WORD, THOUGHT = "zebra", "quagga"
 """Text that no template has of its own."""
 QUESTION, ANSWER, RESULT = Message("user", WORD), Message("assistant", WORD), Message("tool", WORD)
 CALL = Message("assistant", "", calls=(ToolCall(WORD, {"x": "y"}),))
+TOOL = ToolSpec(WORD, THOUGHT, {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
 THOUGHTFUL = (
     (QUESTION, Message("assistant", WORD, THOUGHT)),
     (QUESTION, Message("assistant", "", THOUGHT, CALL.calls)),
@@ -70,28 +76,57 @@ class Template:
         if self.format is not None:
             self.form = self.find_thinking()
             self.form = self.find_calls(tools, self.format)
+        self.offers = self.find_offers()
+        """Whether it is the template that tells a model about its tools."""
         opening = self.try_render((QUESTION,)) or ""
         if opening.rstrip().endswith(THINK):
             self.opened = opening[opening.rindex(THINK) :]
 
-    def render(self, messages: Sequence[Message], *, opening: bool = True, form: Form | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
+    ) -> str:
         """The conversation as text, with the opening of the assistant's next message or without."""
+        schemas = [tool.schema for tool in tools] or None
+        if tools and messages and not self.offers:
+            messages, schemas = self.with_offer(messages, tools), None
         try:
             text: str = self.tokenizer.apply_chat_template(
-                self.entries(messages, form or self.form), tokenize=False, add_generation_prompt=opening
+                self.entries(messages, form or self.form),
+                tools=schemas,
+                tokenize=False,
+                add_generation_prompt=opening,
             )
         except Exception as error:  # templates raise their own exceptions, from jinja and from HF
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return text
 
-    def try_render(self, messages: Sequence[Message], *, opening: bool = True, form: Form | None = None) -> str | None:
+    def try_render(
+        self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
+    ) -> str | None:
         """The conversation as text, or None where the template refuses it."""
         try:
-            return self.render(messages, opening=opening, form=form)
+            return self.render(messages, tools, opening=opening, form=form)
         except ValueError:
             return None
 
     # ------------------------------------------------------------ messages as templates want them
+
+    def with_offer(self, messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+        """The conversation with its tools told in the first message that instructs the model, for a template that does
+        not know of tools, or writes calls otherwise than they are read."""
+        if self.format is None or self.format.offer is None:
+            raise ValueError(
+                "the chat template does not show the tools that the environment offers; "
+                f"set rollout.tools to one of {', '.join(name for name, how in FORMATS.items() if how and how.offer)}"
+            )
+        offer = self.format.offer(tools)
+        if not self.takes_system:
+            place = next((place for place, message in enumerate(messages) if message.role == "user"), 0)
+            question = f"{offer}\n\n{messages[place].content}"
+            return (*messages[:place], replace(messages[place], content=question), *messages[place + 1 :])
+        if messages[0].role != "system":
+            return (Message("system", offer), *messages)
+        return (replace(messages[0], content=f"{messages[0].content}\n\n{offer}"), *messages[1:])
 
     def entries(self, messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
         """Messages as the dictionaries a template reads. Results of tools get the name of the call they answer."""
@@ -133,6 +168,20 @@ class Template:
                 return form
         raise ValueError("the chat template does not show what a message says, neither as text nor in parts of text")
 
+    def find_offers(self) -> bool:
+        """Whether the template shows tools, in words that ask for calls as they are read here."""
+        self.offers = True
+        if self.format is not None and self.form.calls == "content":
+            return False
+        text = self.try_render((QUESTION,), (TOOL,))
+        return text is not None and text.count(WORD) > 1 and THOUGHT in text
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the template shows a system message that comes before a question."""
+        text = self.try_render((Message("system", THOUGHT), QUESTION))
+        return text is not None and THOUGHT in text
+
     def find_thinking(self) -> Form:
         """The form with all the fields from which thinking comes out, in an answer or beside a call."""
         fields = []
@@ -156,15 +205,34 @@ class Template:
 
     def end_of_call(self, how: Format, form: Form) -> int | None:
         """The token that follows a call, written as the format says, where it is the last message."""
-        old, whole = self.try_render((QUESTION,)), self.try_render((QUESTION, CALL), opening=False, form=form)
+        written = self.written(CALL, how, form)
+        return written[1] if written is not None else None
+
+    def written(self, said: Message, how: Format, form: Form) -> tuple[str, int] | None:
+        """What the template writes for a last message of the assistant, and the token that follows; None where that
+        does not read as the same message."""
+        old, whole = self.try_render((QUESTION,)), self.try_render((QUESTION, said), opening=False, form=form)
         if old is None or whole is None or not whole.startswith(old):
             return None
         written = whole[len(old) :]
         for place, token in added_tokens(self.tokenizer, written):
             read = how.parse(written[:place])
-            if read.calls == CALL.calls and not read.content:
-                return token
+            if (read.calls, read.content, read.thinking or said.thinking) == (said.calls, said.content, read.thinking):
+                return written[:place], token
         return None
+
+    def spoken(self, said: Message) -> str:
+        """The text with which a model says a message."""
+        if not said.calls and not said.thinking:
+            return said.content
+        if self.format is None:
+            raise ValueError('calls and thinking are written as rollout.tools says; set it to "hermes", for example')
+        written = self.written(said, self.format, self.form)
+        if written is not None:
+            return written[0]
+        if self.format.write is None:
+            raise ValueError("the chat template cannot write this message so that it reads as the same one")
+        return join_thinking(said.thinking, self.format.write(said)).removeprefix(self.opened)
 
     def ends(self) -> list[int]:
         """The tokens with which the template ends a last message of the assistant: an answer, and a call."""

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.types import Message, ToolCall
+from turnwise.types import TOOL_NAME, Message, ToolCall, ToolSpec
 
 DEEPEST = 32
 """Levels of nesting in the arguments of a call."""
 LARGEST = 2**63
-NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 SPACE = re.compile(r"\s*")
 
 THINK, CLOSED = "<think>", "</think>"
@@ -41,6 +40,8 @@ class Format:
     """The message a text means; raises Fault."""
     write: Callable[[Message], str] | None = None
     """The text of a message's content and calls; None where only a chat template can write them."""
+    offer: Callable[[Sequence[ToolSpec]], str] | None = None
+    """What a model is told about its tools; None where only a chat template can tell it."""
     clean: Callable[[str], str] = lambda text: text
     """A text that could not be read, without what a chat template would take for its own."""
 
@@ -128,7 +129,7 @@ def is_text(value: str) -> bool:
 
 
 def make_call(name: Any, arguments: Any, key: str) -> ToolCall:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise Fault('"name" must be the name of a tool: letters, digits, "_", "-" and "."')
     if not isinstance(arguments, dict):
         raise Fault(f'"{key}" must be an object, {{}} if there is nothing to give')
@@ -192,6 +193,18 @@ def join_thinking(thinking: str, content: str) -> str:
     return f"{THINK}\n{thinking}\n{CLOSED}\n\n{content}" if thinking else content
 
 
+def offer_hermes(tools: Sequence[ToolSpec]) -> str:
+    """What Qwen's templates tell a model about tools."""
+    offered = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{offered}\n</tools>\n\n"
+        "For each function call, return a json object with function name and arguments within "
+        f"{OPEN}{CLOSE} XML tags:\n{OPEN}\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n' + CLOSE
+    )
+
+
 def write_hermes(message: Message) -> str:
     calls = [f"{OPEN}\n{call_text(call, 'arguments')}\n{CLOSE}" for call in message.calls]
     return "\n".join([message.content, *calls] if message.content else calls)
@@ -225,6 +238,16 @@ def read_llama(text: str) -> Message:
             place += 1
     except Fault as fault:
         raise Fault(f"a tool call could not be read: {fault}; write {LLAMA_CALL} and nothing else") from None
+
+
+def offer_llama(tools: Sequence[ToolSpec]) -> str:
+    """What Llama's templates tell a model about tools."""
+    offered = "\n\n".join(json.dumps(tool.schema, ensure_ascii=False, indent=4) for tool in tools)
+    return (
+        "You have access to the following functions. To call a function, please respond with JSON for a function call. "
+        'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}. '
+        f"Do not use variables.\n\n{offered}"
+    )
 
 
 def write_llama(message: Message) -> str:

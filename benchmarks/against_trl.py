@@ -1,0 +1,436 @@
+"""Training steps on a CPU against TRL's GRPOTrainer: the same model, tasks, environment, objective and optimizer.
+
+    python benchmarks/against_trl.py [--quick] [--json PATH] [--only hops-1M pages-1M] [--trl generate cached]
+                                     [--threads 1 2] [--out FOLDER]
+
+A step is 8 tasks x 8 attempts at temperature 1 and one optimizer step on all of them, in float32. Both sides load one
+model, warm-started once, and meet the same tasks in the same order; each runs in a process of its own. Workloads:
+    hops     of recipes/quickstart.toml: up to 8 turns of a few tokens
+    pages    8 turns, observations of 200 to 400 tokens: benchmarks/pages.py
+TRL is set up in benchmarks/trl_trainer.py, which says what its variants are. Figures are of steps after the first:
+    CPU, wall    seconds per step, median and range; x is how many times the fastest variant of TRL
+    prefilled    prompt tokens computed for every token sampled, padding included
+    trained      tokens in the learner's forward pass for every action token, padding included
+    gradient     how far TRL's first gradient is from turnwise's where it is handed turnwise's attempts: |a - b| / |b|
+With --out, a picture of reward against seconds on hops is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
+
+from turnwise import run
+from turnwise.build import build, limits, set_threads
+from turnwise.config import Recipe
+from turnwise.learn.learner import save_policy
+from turnwise.learn.policy import load_model, load_tokenizer
+from turnwise.mixture import environment_makers, task_order, tasks_of
+from turnwise.recipes import parse_recipe
+from turnwise.runs.archive import read_step
+from turnwise.runs.curve import GRID, INK, MUTED, smooth
+from turnwise.runs.folder import RunFolder
+from turnwise.screen import PlainScreen
+from turnwise.types import Trajectory
+
+HERE = Path(__file__).parent
+QUICKSTART = HERE.parent / "recipes" / "quickstart.toml"
+MODELS = {"1M": {"hidden": 128, "layers": 5}, "6M": {"hidden": 256, "layers": 8}}
+RATES = {"1M": 7e-4, "6M": 3e-4}
+LONG = {"max_turns": 8, "max_prompt_tokens": 3584, "max_action_tokens": 8, "max_trajectory_tokens": 3592}
+STEPS = {"hops-1M": 40, "hops-6M": 16, "pages-1M": 6}
+"""By workload and size: steps that are measured, beside a first that is not."""
+MICRO_BATCHES = {"hops": 64, "pages": 8}
+"""Sequences of a forward pass of TRL: the fastest of those that were tried."""
+COLORS = {"turnwise": "#4c78a8", "trl": "#e07b39"}
+
+
+# ---------------------------------------------------------------- what is trained
+
+
+def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, quick: bool = False) -> Recipe:
+    """The recipe of a workload and size, from the warm-started model at a path or, without one, of the warm start."""
+    workload, size = case.split("-")
+    tree = tomllib.loads(QUICKSTART.read_text())
+    tree |= {"out": out, "steps": 1000, "groups_per_step": 2 if quick else 8, "engine": {"slots": 64}}
+    tree["evaluation"] = {"every": 0, "final_tasks": 1}
+    tree["runs"] = {"checkpoint_every": 1000}
+    tree["optimizer"] = {"learning_rate": RATES[size]}
+    tree["model"] = {"threads": threads} | ({"path": path} if path else MODELS[size])
+    tree["sft"]["optimizer"]["learning_rate"] = {"1M": 3e-3, "6M": 1.5e-3}[size]
+    if workload == "pages":
+        tree["env"] = [{"name": "pages:Pages", "dataset": "pages"}]
+        if not path:  # short pages teach to copy a name, and few long ones to find it after any number of tokens
+            short = {"words": [2, 8], "length": 4}
+            tree["env"].append({"name": "pages:Pages", "dataset": "short", "weight": 12, "settings": short})
+        tree["rollout"] = {"attempts": 8} | LONG
+        tree["sft"] |= {"updates": 140, "noise": 0.12}
+    if quick:
+        tree["sft"]["updates"] = 2
+    if path:
+        del tree["sft"]
+    return parse_recipe(tree, case)
+
+
+def warm_start(case: str, folder: Path, quick: bool) -> str:
+    """The folder of the model that both sides start from."""
+    recipe = recipe_of(case, quick=quick)
+    set_threads(recipe)
+    model, tokenizer = asyncio.run(run.warm_model(recipe, Silent(), {}, asyncio.Event()))
+    save_policy(model, tokenizer, folder / case)
+    return str(folder / case)
+
+
+class Silent(PlainScreen):
+    """Says nothing."""
+
+    def say(self, text: str) -> None:
+        return None
+
+    def show(self, done: int, metrics: Any) -> None:
+        return None
+
+
+class Laps:
+    """Seconds of every step, and what it computed."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.resting = peak_memory()
+        self.begin()
+
+    def begin(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def end(self, **figures: float) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.steps.append({"wall": wall - self.wall, "cpu": cpu - self.cpu, **figures})
+        self.wall, self.cpu = wall, cpu
+
+    def report(self) -> dict[str, Any]:
+        return {"steps": self.steps, "peak": peak_memory(), "resting": self.resting}
+
+
+def peak_memory() -> float:
+    """The most that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# ---------------------------------------------------------------- turnwise
+
+
+class Stopwatch(Silent):
+    """Takes a lap after every step, and stops the run after the last."""
+
+    def __init__(self, num_steps: int, stop: asyncio.Event) -> None:
+        super().__init__()
+        self.num_steps = num_steps
+        self.stop = stop
+        self.engine: Any = None
+        self.laps = Laps()
+        self.before = (0, 0)
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self.laps.begin()
+
+    def show(self, done: int, metrics: Any) -> None:
+        now = self.engine.prefilled_tokens, self.engine.sampled_tokens
+        prefilled, sampled = (a - b for a, b in zip(now, self.before, strict=True))
+        trained, reward = metrics["tokens/planned"], metrics["reward/mean"]
+        self.laps.end(reward=reward, prefilled=prefilled, sampled=sampled, trained=trained)
+        self.before = now
+        if done == self.num_steps:
+            self.stop.set()
+
+
+async def train_turnwise(request: dict[str, Any]) -> dict[str, Any]:
+    """A run with all that it records, without evaluations."""
+    import torch
+
+    out = f"{request['scratch']}/{request['case']}-turnwise"
+    recipe = recipe_of(
+        request["case"], path=request["folder"], out=out, threads=request["threads"], quick=request["quick"]
+    )
+    set_threads(recipe)
+    stop = asyncio.Event()
+    watch = Stopwatch(request["steps"], stop)
+    model, tokenizer = load_model(request["folder"]), load_tokenizer(request["folder"])
+    parts = build(recipe, model, tokenizer)
+    own = run.Run(recipe, RunFolder.create(out, {}), parts, run.State(), watch)
+    watch.engine = parts.engine.model  # type: ignore[attr-defined]
+    gradients: list[dict[str, Any]] = []
+
+    def keep_first(*_: Any) -> None:
+        if not gradients:
+            gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    parts.learner.stepper.optimizer.register_step_pre_hook(keep_first)  # type: ignore[union-attr]
+    watch.laps.resting = peak_memory()
+    await own.train(stop)
+    own.tracker.close()
+    torch.save(gradients[0], request["gradient"])
+    records = read_step(own.folder.archive / "step-000001.parquet")
+    rows = [row_of(record.group.task.id, one) for record in records for one in record.group.trajectories]
+    Path(request["rows"]).write_text(json.dumps(rows))
+    return watch.laps.report()
+
+
+def row_of(task: str, trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory whose history only grew as one sequence, with a mask of what was sampled."""
+    first, last = trajectory.turns[0], trajectory.turns[-1]
+    whole = [*last.prompt.tolist(), *last.action.tolist()]
+    sampled = [0] * len(whole)
+    for turn in trajectory.turns:
+        start = len(turn.prompt)
+        assert whole[: start + len(turn.action)] == [*turn.prompt.tolist(), *turn.action.tolist()]
+        sampled[start : start + len(turn.action)] = [1] * len(turn.action)
+    cut = len(first.prompt)
+    return {
+        "task": task,
+        "prompt": whole[:cut],
+        "completion": whole[cut:],
+        "sampled": sampled[cut:],
+        "reward": trajectory.total,
+    }
+
+
+# ---------------------------------------------------------------- TRL
+
+
+def train_trl(request: dict[str, Any]) -> dict[str, Any]:
+    """The same with TRL, or the first gradient of recorded attempts."""
+    import torch
+    from transformers import TrainerCallback
+    from trl_trainer import Replay, Rollout, Tally, trainer_of
+
+    torch.set_num_threads(request["threads"])
+    recipe = recipe_of(request["case"], path=request["folder"], threads=request["threads"], quick=request["quick"])
+    tokenizer = load_tokenizer(request["folder"])
+    order = task_order(recipe, tasks_of(recipe, "train"))
+    tasks = [order.draw().task for _ in range(request["steps"] * recipe.groups_per_step)]
+    (make,) = environment_makers(recipe).values()
+    replay = request["variant"] == "replay"
+    rollout = (
+        Replay(json.loads(Path(request["rows"]).read_text()))
+        if replay
+        else Rollout(request["variant"], make, {task.id: task for task in tasks}, tokenizer, limits(recipe))
+    )
+    laps = Laps()
+    found: dict[str, Any] = {}
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            laps.resting = peak_memory()
+            laps.begin()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            tally, rollout.tally = rollout.tally, Tally()
+            laps.end(reward=tally.rewards, prefilled=tally.prefilled, sampled=tally.sampled, trained=tally.trained)
+
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            if replay:
+                other = torch.load(request["gradient"])
+                own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+                assert own.keys() == other.keys()
+                apart = torch.cat([(own[name] - other[name]).flatten() for name in other]).norm()
+                found["gradient"] = float(apart / torch.cat([g.flatten() for g in other.values()]).norm())
+
+    workload = request["case"].split("-")[0]
+    batch = recipe.rollout.attempts * recipe.groups_per_step
+    trainer = trainer_of(
+        request["folder"],
+        tokenizer,
+        rollout,
+        [task.id for task in tasks],
+        attempts=recipe.rollout.attempts,
+        tasks_per_step=recipe.groups_per_step,
+        steps=1 if replay else request["steps"],
+        learning_rate=recipe.optimizer.learning_rate,
+        clip=(recipe.loss.arguments["clip_low"], recipe.loss.arguments["clip_high"]),
+        limits=limits(recipe),
+        micro_batch=min(batch, request["micro_batch"] or MICRO_BATCHES[workload]),
+        attention=request["attention"],
+        continuous=request["variant"] == "continuous",
+        callbacks=[Watch()],
+        out=f"{request['scratch']}/trl",
+        seed=recipe.seed,
+    )
+    trainer.train()
+    return {**laps.report(), **found}
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def work(request: dict[str, Any]) -> None:
+    """Measure one side, in this process."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    found = asyncio.run(train_turnwise(request)) if request["side"] == "turnwise" else train_trl(request)
+    print("RESULT " + json.dumps(found), flush=True)
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """What a process of its own measured."""
+    threads = str(request["threads"])
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "0"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "against_trl.py"), "--worker", json.dumps(request)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{request['side']} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    return found
+
+
+def measure(case: str, threads: int, chosen: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Both sides of a case."""
+    steps = 1 + (chosen.steps or (2 if chosen.quick else STEPS[case]))
+    request = {"case": case, "threads": threads, "steps": steps, "quick": chosen.quick, "scratch": str(scratch)}
+    request |= {"folder": str(scratch / case), "gradient": str(scratch / "gradient"), "rows": str(scratch / "rows")}
+    request |= {"micro_batch": chosen.micro_batch, "attention": chosen.attention}
+    found = []
+    for side, variant in [("turnwise", ""), *(("trl", variant) for variant in chosen.trl), ("trl", "replay")]:
+        name = " ".join(filter(None, (side, variant)))
+        print(f"{case}, {threads} threads: {name} ...", file=sys.stderr, flush=True)
+        own = Path(tempfile.mkdtemp(dir=scratch))
+        figures = ask({**request, "side": side, "variant": variant, "scratch": str(own)})
+        found.append({"case": case, "threads": threads, "side": side, "variant": variant, **figures})
+    return found
+
+
+# ---------------------------------------------------------------- reporting
+
+
+def figures_of(line: dict[str, Any]) -> dict[str, float]:
+    """Of the steps after the first."""
+    steps = line["steps"][1:]
+    total = lambda key: sum(step[key] for step in steps)
+    middle = {key: statistics.median(step[key] for step in steps) for key in ("cpu", "wall")}
+    return {
+        **middle,
+        "least": min(step["cpu"] for step in steps),
+        "most": max(step["cpu"] for step in steps),
+        "prefilled": total("prefilled") / total("sampled"),
+        "trained": total("trained") / total("sampled"),
+        "first": statistics.mean(step["reward"] for step in line["steps"][:5]),
+        "last": statistics.mean(step["reward"] for step in line["steps"][-5:]),
+        "peak": line["peak"],
+        "resting": line["resting"],
+    }
+
+
+def report(lines: Sequence[dict[str, Any]]) -> None:
+    for case, threads in dict.fromkeys((line["case"], line["threads"]) for line in lines):
+        here = [line for line in lines if (line["case"], line["threads"]) == (case, threads)]
+        measured = [(line, figures_of(line)) for line in here if line["variant"] != "replay"]
+        steps = len(here[0]["steps"]) - 1
+        print(f"\n{case}, {threads} thread{'s' if threads > 1 else ''}, {steps} steps")
+        print(
+            f"{'':18}{'CPU seconds':>20}{'wall':>8}{'steps/s':>9}{'x TRL':>8}{'wall':>7}{'peak MiB':>10}{'at rest':>9}"
+            f"{'prefilled':>11}{'trained':>9}{'reward: first 5':>17}{'last 5':>8}"
+        )
+        peers = [f for line, f in measured if line["side"] == "trl"]
+        best = {key: min((f[key] for f in peers), default=float("nan")) for key in ("cpu", "wall")}
+        for line, f in measured:
+            seconds = f"{f['cpu']:.2f} ({f['least']:.2f}-{f['most']:.2f})"
+            print(
+                f"{' '.join(filter(None, (line['side'], line['variant']))):18}"
+                f"{seconds:>20}{f['wall']:>8.2f}{1 / f['cpu']:>9.2f}"
+                f"{best['cpu'] / f['cpu']:>8.2f}{best['wall'] / f['wall']:>7.2f}{f['peak']:>10.0f}{f['resting']:>9.0f}"
+                f"{f['prefilled']:>11.1f}{f['trained']:>9.1f}{f['first']:>17.3f}{f['last']:>8.3f}"
+            )
+        for line in here:
+            if "gradient" in line:
+                print(f"gradient of the same attempts, TRL against turnwise: {line['gradient']:.1e}")
+
+
+def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write an SVG: reward against seconds, one panel per size, the fastest variant of TRL."""
+    import matplotlib
+    import numpy as np
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
+    cases = list(dict.fromkeys(line["case"] for line in lines))
+    figure = Figure(figsize=(5.2 * len(cases), 4.2), facecolor="white", layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+        own = [line for line in lines if line["case"] == case and line["variant"] != "replay"]
+        for side, color in COLORS.items():
+            line = min((one for one in own if one["side"] == side), key=lambda one: figures_of(one)["cpu"])
+            seconds = np.cumsum([step["cpu"] for step in line["steps"]])
+            rewards = np.array([step["reward"] for step in line["steps"]])
+            label = {"turnwise": "turnwise", "trl": "TRL"}[side]
+            axes.plot(seconds, rewards, color=color, alpha=0.3, linewidth=1)
+            axes.plot(seconds, smooth(rewards), color=color, linewidth=2.6, label=f"{label}, {len(rewards)} steps")
+        axes.set_title(f"hops, {case.split('-')[1]} parameters", loc="left", color=INK)
+        axes.set_xlabel("seconds of CPU time, one thread", color=MUTED)
+        axes.set_ylabel("training attempts that succeed", color=MUTED)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(0, None)
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+        axes.grid(axis="y", color=GRID)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=MUTED, length=0)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.legend(loc="lower right", frameon=False, labelcolor=INK)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="under a minute: shows that it runs, no figures")
+    parser.add_argument("--json", type=Path, help="where every measurement goes")
+    parser.add_argument("--out", type=Path, help="draw curves-trl.svg in this folder")
+    parser.add_argument("--only", nargs="+", default=None, help="workload and size, for instance hops-1M pages-6M")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser.add_argument("--steps", type=int, default=0, help="measured steps; 0 takes each case's own")
+    parser.add_argument("--trl", nargs="+", choices=("generate", "continuous", "cached"), default=["cached"])
+    parser.add_argument("--micro-batch", type=int, default=0, help="sequences of TRL's forward passes; 0: the fastest")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="of TRL's model")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.worker:
+        work(json.loads(chosen.worker))
+        return
+    if importlib.util.find_spec("trl") is None:
+        parser.error('TRL is not installed: pip install "turnwise[peers]"')
+    cases = chosen.only or (["hops-1M"] if chosen.quick else list(STEPS))
+    lines = []
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        for case in cases:
+            warm_start(case, scratch, chosen.quick)
+            for threads in chosen.threads:
+                lines += measure(case, threads, chosen, scratch)
+            if chosen.json:
+                chosen.json.write_text(json.dumps(lines, indent=1) + "\n")
+    report(lines)
+    curves = [line for line in lines if line["case"].startswith("hops") and line["threads"] == chosen.threads[0]]
+    if chosen.out and curves:
+        draw(curves, chosen.out / "curves-trl.svg")
+
+
+if __name__ == "__main__":
+    main()

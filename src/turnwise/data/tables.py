@@ -1,0 +1,111 @@
+"""Tables: rows of tasks from a file, from a Hugging Face dataset, or from Python code.
+
+    tasks.jsonl                     an object a line
+    tasks.parquet                   a Parquet file
+    hf:openai/gsm8k:main@test       a Hugging Face dataset, its configuration and split; @train unless it says so
+    hf:data/mine                    one that `save_to_disk` wrote, or a folder of files
+    my_module:rows                  what a function without arguments returns, or any iterable
+
+Every row has a place, by which a mistake in it is named: tasks.jsonl, row 3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Row = tuple[str, Any]
+"""Its place, and what is there."""
+
+
+def read_rows(source: str) -> Iterator[Row]:
+    """The rows of a table."""
+    if source.startswith("hf:"):
+        return placed(source, hugging_face_rows(source))
+    path = Path(source)
+    if path.suffix == ".parquet":
+        return placed(source, parquet_rows(path))
+    if path.suffix in (".jsonl", ".json", ".ndjson") or path.exists():
+        return json_rows(path)
+    if ":" in source:
+        return placed(source, python_rows(source))
+    raise ValueError(f"there is no file {source}; give one of JSON lines or Parquet, hf:NAME, or module:function")
+
+
+def placed(source: str, rows: Iterable[Any]) -> Iterator[Row]:
+    return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def json_rows(path: Path) -> Iterator[Row]:
+    """The rows of JSON lines; empty lines count and hold none."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{path}, row {number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, row {number}: not JSON ({error.msg}, column {error.colno})") from None
+
+
+def parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+
+
+def hugging_face_rows(source: str) -> Iterator[Any]:
+    """The rows of a dataset of the Hub or of a folder."""
+    if importlib.util.find_spec("datasets") is None:
+        raise ValueError(f'{source} needs datasets: pip install "turnwise[datasets]"')
+    import datasets
+
+    name, _, split = source.removeprefix("hf:").partition("@")
+    name, _, configuration = name.partition(":")
+    split = split or "train"
+    try:
+        if (Path(name) / "state.json").is_file():
+            found = datasets.load_from_disk(name)
+        elif (Path(name) / "dataset_dict.json").is_file():
+            found = datasets.load_from_disk(name)[split]
+        else:
+            found = datasets.load_dataset(name, configuration or None, split=split)
+    except Exception as error:  # the library raises what its transports raise
+        told = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"cannot load {source}: {type(error).__name__}: {told[:300]}") from None
+    return iter(found)
+
+
+def python_rows(source: str) -> Iterator[Any]:
+    """What a function returns, or what a name stands for."""
+    module, _, name = source.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{source}: {error}; is the module on PYTHONPATH?") from None
+    except AttributeError:
+        raise ValueError(f"{source}: module {module} has no {name}") from None
+    rows = found() if callable(found) else found
+    if not isinstance(rows, Iterable) or isinstance(rows, (str, bytes, Mapping)):
+        raise ValueError(f"{source} gives {type(rows).__name__}; it needs to give rows, one object per task")
+    return iter(rows)
+
+
+def mark(source: str) -> str:
+    """Changes with a file, where the table is one."""
+    path = Path(source)
+    return f"{path.stat().st_size}/{path.stat().st_mtime_ns}" if source and path.is_file() else ""

@@ -1,0 +1,37 @@
+"""Environments of other libraries: `env.name = "textarena:GuessTheNumber-v0"` in a recipe is all it takes.
+
+An adapter is a file with a class, which says where a library pays, what it repeats, how it ends and whom it disturbs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any
+
+from turnwise.envs.isolated import isolate
+
+ADAPTERS = {
+    "bfcl": "turnwise.envs.adapters.bfcl:Bfcl",
+    "gem": "turnwise.envs.adapters.gem:Gem",
+    "gymnasium": "turnwise.envs.adapters.gymnasium:Gymnasium",
+    "openenv": "turnwise.envs.adapters.openenv:OpenEnv",
+    "reasoning_gym": "turnwise.envs.adapters.reasoning_gym:ReasoningGym",
+    "skyrl_gym": "turnwise.envs.adapters.skyrl_gym:SkyRLGym",
+    "textarena": "turnwise.envs.adapters.textarena:TextArena",
+    "textworld": "turnwise.envs.adapters.textworld:TextWorld",
+}
+
+
+@cache
+def adapted(library: str, name: str) -> Any:
+    """The class of the environment that a library has by this name; ValueError where the library is not installed."""
+    module, _, attribute = ADAPTERS[library].partition(":")
+    kind = getattr(importlib.import_module(module), attribute)
+    if not name:
+        raise ValueError(f'env.name = "{library}:" names no environment; write for instance "{kind.example}"')
+    if importlib.util.find_spec(kind.library) is None:
+        raise ValueError(f'env.name = "{library}:{name}" needs {kind.library}: {kind.install}')
+    found = type(kind.__name__, (kind,), {"name": name})
+    return isolate(found, ADAPTERS[library]) if kind.isolated else found

@@ -1,0 +1,77 @@
+"""gem: games and questions in text, with rewards per turn. It seeds Python's and numpy's global generators."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from turnwise.envs.adapters.adapter import Adapter, heard, unknown
+from turnwise.envs.base import Reply
+from turnwise.types import Message, Task
+
+
+class Gem(Adapter):
+    """One of the environments that `gem.make` knows.
+
+    Example:
+        user: You are playing Guess The Number...                        assistant: \\boxed{5}
+        user: At turn 1, you guessed 5, and the target number is higher  assistant: \\boxed{8}      -> reward 1
+    """
+
+    library = "gem"
+    install = "pip install --no-deps gem-llm==0.1.0, and what it imports: see docs/envs/adapters.md"
+    example = "gem:game:GuessTheNumber-v0-easy"
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        """options: arguments of the environment, in place of those it is registered with."""
+        self.options = dict(options or {})
+
+    @classmethod
+    def warm(cls) -> None:
+        from gem.envs.registration import ENV_REGISTRY
+
+        if cls.name in ENV_REGISTRY:
+            importlib.import_module(ENV_REGISTRY[cls.name].entry_point.partition(":")[0])
+
+    @classmethod
+    def demonstrates(cls) -> bool:
+        return cls.name.startswith("game:GuessTheNumber-")
+
+    def check(self) -> None:
+        from gem.envs.registration import ENV_REGISTRY
+
+        if self.name not in ENV_REGISTRY:
+            raise unknown("gem has no environment", self.name, ENV_REGISTRY)
+
+    def open(self, task: Task) -> Reply:
+        import gem
+
+        self.game = gem.make(self.name, **self.options)
+        observation, about = self.game.reset(seed=task.data["seed"])
+        return Reply(heard(said(observation, about)))
+
+    def step(self, message: Message) -> Reply:
+        observation, reward, terminated, truncated, about = self.game.step(message.content)
+        if terminated or truncated:
+            marks = {"truncated": float(truncated)}
+            return Reply(heard(str(observation)), reward=reward, finished=True, marks=marks)
+        return Reply(heard(said(observation, about)), reward=reward)
+
+    def close(self) -> None:
+        return None
+
+    def demonstrate(self, noise: float, random: Random) -> str:
+        """Bisection; with probability `noise` any number."""
+        low, high = self.game.min_number, self.game.max_number
+        if random.random() < noise:
+            return f"\\boxed{{{random.randint(low, high)}}}"
+        for guess in self.game.previous_guesses:  # each was answered with higher or lower
+            low, high = (max(low, guess + 1), high) if guess < self.game.game_number else (low, min(high, guess - 1))
+        return f"\\boxed{{{(low + high) // 2}}}"
+
+
+def said(observation: Any, about: Mapping[str, Any]) -> str:
+    """An observation and what the library would append to it."""
+    return f"{observation}\n{about.get('suffix', '')}"

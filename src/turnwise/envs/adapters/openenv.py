@@ -1,0 +1,145 @@
+"""openenv: environments behind an OpenEnv server, one session per attempt, over its WebSocket.
+
+The reward comes inside what the server answers. Nothing of the library is imported: the three messages of its protocol
+are all that is spoken, and the environment's own code runs where the server runs. A server with all its sessions taken
+is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from turnwise.envs.adapters.adapter import Adapter, heard
+from turnwise.envs.base import Reply
+from turnwise.envs.split import draw_tasks
+from turnwise.types import Message, Task
+
+SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+LARGEST = 1 << 26
+"""Bytes of a message that are read."""
+WAIT = 0.2
+"""Seconds between two questions for a free session."""
+HIDDEN = ("done", "reward", "metadata")
+"""Fields of an observation that are not for the model."""
+
+
+class OpenEnv(Adapter):
+    """A session of a server.
+
+    Example:
+        env.name = "openenv:http://127.0.0.1:8000"
+        user: Echo environment ready!      assistant: hello      -> reward 0.5
+    """
+
+    library = "websockets"
+    example = "openenv:http://127.0.0.1:8000"
+    isolated = False
+
+    def __init__(self, field: str = "", seeded: bool = True) -> None:
+        """field: the field of an action that the model's words go into; empty has the server's schema tell, and where
+        that has several, the model writes the whole action as JSON. seeded: send the task's seed with a reset."""
+        self.field = field
+        self.seeded = seeded
+        self.line: Any = None
+
+    @classmethod
+    def check_settings(cls, **settings: Any) -> None:
+        cls.address()
+
+    @classmethod
+    def tasks(cls, split: str, seed: int, count: int = 1024) -> Iterator[Task]:
+        """Different seeds, which the server's environment may use or not."""
+        return draw_tasks("openenv", split, count, seed, lambda random: {"seed": random.getrandbits(31)})
+
+    @classmethod
+    def address(cls) -> str:
+        """Where the WebSocket of the server is."""
+        parts = urlsplit(cls.name)
+        if parts.scheme not in SCHEMES or not parts.netloc:
+            raise ValueError(f'env.name = "openenv:{cls.name}" has no address; write for instance "{cls.example}"')
+        return f"{SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"
+
+    async def open(self, task: Task) -> Reply:
+        data = {"seed": task.data["seed"]} if self.seeded and "seed" in task.data else {}
+        while True:
+            await self.connect()
+            answer = await self.ask("reset", data)
+            if answer["type"] != "error":
+                break
+            await self.leave()
+            if answer["data"].get("code") != "CAPACITY_REACHED":
+                raise RuntimeError(f"{self.name} refused to reset: {answer['data'].get('message')}")
+            await asyncio.sleep(WAIT)
+        self.told = self.field or await asyncio.to_thread(text_field, self.address())
+        reply = reply_of(answer["data"])
+        hint = "" if self.told else "\n\nWrite your action as a JSON object."
+        return Reply(heard(reply.messages[0].content + hint if reply.messages else hint), outcome=reply.reward)
+
+    async def connect(self) -> None:
+        from websockets.asyncio.client import connect
+
+        self.line = await connect(f"{self.address()}/ws", max_size=LARGEST, proxy=None)
+
+    async def step(self, message: Message) -> Reply:
+        action: Any = {self.told: message.content}
+        if not self.told:
+            try:
+                action = json.loads(message.content)
+            except (ValueError, RecursionError):
+                action = None
+            if not isinstance(action, dict):
+                return Reply(heard("Write your action as a JSON object."))
+        answer = await self.ask("step", action)
+        if answer["type"] != "error":
+            return reply_of(answer["data"])
+        if answer["data"].get("code") == "VALIDATION_ERROR":
+            return Reply(heard(f"That is no action: {answer['data'].get('message')}"))
+        raise RuntimeError(f"{self.name} failed: {answer['data'].get('message')}")
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        await self.line.send(json.dumps({"type": kind, "data": data}))
+        answer: dict[str, Any] = json.loads(await self.line.recv())
+        return answer
+
+    async def close(self) -> None:
+        await self.leave()
+
+    async def leave(self) -> None:
+        """End the session; the server frees its place when the line ends, however it does."""
+        line, self.line = self.line, None
+        if line is not None:
+            with suppress(Exception):
+                await line.send(json.dumps({"type": "close"}))
+            await line.close()
+
+
+def reply_of(data: Mapping[str, Any]) -> Reply:
+    """An observation without what is not for the model, and its reward."""
+    shown = {name: value for name, value in data["observation"].items() if name not in HIDDEN}
+    if len(shown) == 1:
+        (value,) = shown.values()
+        text = value if isinstance(value, str) else json.dumps(value)
+    else:
+        text = "\n".join(
+            f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in shown.items()
+        )
+    return Reply(heard(text), reward=float(data.get("reward") or 0.0), finished=bool(data.get("done")))
+
+
+def text_field(address: str) -> str:
+    """The only field of an action that must be there, where it is a text; empty otherwise."""
+    from urllib.request import ProxyHandler, build_opener
+
+    direct = build_opener(ProxyHandler({}))
+    with direct.open(f"{address.replace('ws', 'http', 1)}/schema", timeout=10) as response:
+        schema = json.load(response)["action"]
+    properties = schema.get("properties", {})
+    required = schema.get("required") or [name for name in properties if name != "metadata"]
+    if len(required) == 1 and properties.get(required[0], {}).get("type") == "string":
+        return str(required[0])
+    return ""

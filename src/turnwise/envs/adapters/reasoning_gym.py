@@ -1,0 +1,68 @@
+"""reasoning-gym: questions from generators, one answer each, scored by the generator that asked.
+
+Some generators pay a little for answers that are wrong. An attempt has succeeded where rollout.success_at, which is
+1.0, says so, and the mark `correct` says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from turnwise.envs.adapters.adapter import Adapter, unknown
+from turnwise.envs.base import Reply
+from turnwise.types import Message, Task
+
+
+class ReasoningGym(Adapter):
+    """A question.
+
+    Example:
+        user: State the final answer to the following arithmetic problem: 4 + 3 =
+        assistant: <answer>7</answer>      -> outcome 1
+    """
+
+    library = "reasoning_gym"
+    example = "reasoning_gym:chain_sum"
+
+    def __init__(self, options: Mapping[str, Any] | None = None, prompt: str = "default") -> None:
+        """options: arguments of the generator. prompt: which of the library's system prompts is shown, if any."""
+        self.options = dict(options or {})
+        self.prompt = prompt
+
+    def check(self) -> None:
+        from reasoning_gym.factory import DATASETS
+
+        if self.name not in DATASETS:
+            raise unknown("reasoning_gym has no generator", self.name, DATASETS)
+
+    def open(self, task: Task) -> Reply:
+        import reasoning_gym
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+
+        if self.prompt and self.prompt not in SYSTEM_PROMPTS:
+            raise unknown("env.settings.prompt: reasoning_gym has no prompt", self.prompt, SYSTEM_PROMPTS)
+        self.questions = reasoning_gym.create_dataset(self.name, seed=task.data["seed"], size=1, **self.options)
+        self.entry = self.questions[0]
+        system = (Message("system", SYSTEM_PROMPTS[self.prompt].strip()),) if self.prompt else ()
+        return Reply((*system, Message("user", self.entry["question"])))
+
+    def step(self, message: Message) -> Reply:
+        from reasoning_gym.utils import extract_answer
+
+        tagged = extract_answer(message.content)
+        score = self.questions.score_answer(message.content.strip() if tagged is None else tagged, self.entry)
+        return Reply(finished=True, outcome=score, marks={"correct": float(score >= 1.0)})
+
+    def close(self) -> None:
+        return None
+
+    def demonstrate(self, noise: float, random: Random) -> str:
+        """The generator's answer; with probability `noise` that to another question."""
+        if random.random() < noise:
+            import reasoning_gym
+
+            others = reasoning_gym.create_dataset(self.name, seed=random.getrandbits(31), size=1, **self.options)
+            return f"<answer>{others[0]['answer']}</answer>"
+        return f"<answer>{self.entry['answer']}</answer>"

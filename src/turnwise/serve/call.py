@@ -1,0 +1,147 @@
+"""A request in our hands: from its prompt to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from turnwise.engines.base import Completion, Sampling
+from turnwise.rollout.render import Prompt, Renderer, frozen
+from turnwise.serve.answer import Answer
+from turnwise.serve.ask import Ask, Messages, Refusal, unfit
+from turnwise.serve.history import Past
+from turnwise.types import Break, Message, StopReason, Turn
+
+NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools, for instance to "hermes"'
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request that is being served."""
+
+    ask: Ask
+    messages: Messages
+    """What the prompt shows: the client's messages, with our own in place of what it sent back of them."""
+    prompt: Prompt
+    sampling: Sampling
+    overridden: Mapping[str, Any]
+    number: int
+    """How many requests of the session came before; its sampling noise depends on it."""
+    before: Past | None = None
+    """The turn it goes on from."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    work: asyncio.Task[Answer] | None = None
+    listeners: int = 1
+    """Clients that wait for its answer: more than one where a client tries again."""
+    turn: Turn | None = None
+    reward: float = 0.0
+    heard: Messages = ()
+    seconds: float = 0.0
+    """Between its answer and the first request that went on from it."""
+
+
+def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: Past | None) -> Prompt:
+    """The prompt of a request: the exact tokens of the turn it goes on from and what follows, or all of it afresh."""
+    if renderer.template.format is None and (ask.tools or any(message.calls for message in messages)):
+        raise unfit(NO_TOOLS)
+    try:
+        if before is None:
+            return renderer.first(messages, ask.tools)
+        return renderer.next(before.turn, before.shown, messages, ask.tools, before.tools)
+    except ValueError as error:
+        raise unfit(" ".join(str(error).split()), "invalid_value") from None
+
+
+def raw_prompt(renderer: Renderer, raw: str | tuple[int, ...]) -> Prompt:
+    """A prompt that a client wrote by itself."""
+    if isinstance(raw, str):
+        return Prompt(frozen(renderer.encode(raw)))
+    size = len(renderer.tokenizer)
+    if not all(0 <= token < size for token in raw):
+        raise unfit(f"prompt: tokens must be between 0 and {size - 1}", "invalid_value")
+    return Prompt(frozen(np.array(raw, np.int32)))
+
+
+def too_long(size: int, longest: int) -> Refusal:
+    return unfit(
+        f"the prompt has {size} tokens, and the longest that is served has {longest}", "context_length_exceeded"
+    )
+
+
+def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
+    """Tokens that a prompt has at least, known without making them: what is far too long is not worth tokenising."""
+    if isinstance(ask.raw, tuple):
+        return len(ask.raw)
+    texts = [ask.raw or ""]
+    texts += [text for said in ask.messages for text in (said.content, *(call.text for call in said.calls))]
+    return sum(map(len, texts)) // longest_token(renderer)
+
+
+@lru_cache(maxsize=8)
+def longest_token(renderer: Renderer) -> int:
+    """Characters that a token stands for at most."""
+    return max(map(len, renderer.tokenizer.get_vocab()), default=1)
+
+
+def finished(call: Call, completion: Completion, renderer: Renderer) -> Turn:
+    """The turn that a call has become; what it is worth is not known yet."""
+    tokens = completion.tokens
+    if call.ask.raw is None:
+        said = renderer.said(call.prompt.tokens, tokens)
+    else:
+        said = Message("assistant", spoken(renderer, completion))
+    return Turn(
+        prompt=call.prompt.tokens,
+        action=tokens,
+        logprobs=completion.logprobs,
+        versions=completion.versions,
+        stop=completion.stop,
+        reward=0.0,
+        said=said,
+        timing=completion.timing,
+        broke=Break.none,
+    )
+
+
+def spoken(renderer: Renderer, completion: Completion) -> str:
+    return renderer.decode(renderer.without_end(completion.tokens).tolist())
+
+
+def answer_of(call: Call, turn: Turn, renderer: Renderer, model: str) -> Answer:
+    text = renderer.decode(renderer.without_end(turn.action).tolist())
+    stopped_by = first_of(call.sampling.stop, text) if turn.stop is StopReason.stop_string else ""
+    wanted = turn.action.tolist() if call.ask.logprobs else []
+    return Answer(
+        id=call.id,
+        created=call.created,
+        model=model,
+        said=turn.said,
+        text=text.partition(stopped_by)[0] if stopped_by else text,
+        stop=turn.stop,
+        stopped_by=stopped_by,
+        prompt_tokens=len(turn.prompt),
+        num_tokens=len(turn.action),
+        pieces=tuple(renderer.decode([token]) for token in wanted),
+        logprobs=tuple(turn.logprobs.tolist()) if wanted else (),
+        version=int(turn.versions[-1]) if len(turn.versions) else -1,
+        overridden=call.overridden,
+    )
+
+
+def first_of(stops: tuple[str, ...], text: str) -> str:
+    """The string that comes first in a text."""
+    found = [stop for stop in stops if stop in text]
+    return min(found, key=text.find, default="")
+
+
+def check_model(ask: Ask, model: str) -> None:
+    if ask.model != model:
+        raise Refusal(404, f"there is no model {ask.model!r} here; there is {model!r}", "model_not_found")

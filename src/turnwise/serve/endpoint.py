@@ -1,0 +1,114 @@
+"""The endpoint of a process: one HTTP server, in a thread of its own, for all sessions.
+
+The thread reads and writes HTTP and nothing else; what is asked is handed to the event loop of the run, where engine,
+renderer and sessions live. It starts with the first session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from turnwise.serve.registry import Address, Registry, Serves
+
+OPEN_FILES = 65536
+"""Every client in this process takes two."""
+
+
+class Endpoint:
+    """The server and its sessions, by key.
+
+    Example:
+        endpoint = Endpoint()
+        address = endpoint.open(session)
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, largest_body: int = 8 << 20) -> None:
+        self.host = host
+        self.port = port
+        self.registry = Registry(largest_body)
+        self.server: Any = None
+        self.thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def open(self, session: Serves, key: str = "") -> Address:
+        """Serve a session under a key of its own."""
+        self.start()
+        key = key or secrets.token_urlsafe(24)
+        self.registry.add(key, session)
+        return Address(f"{self.url}/v1", key, session.model)
+
+    def end(self, key: str) -> None:
+        """The session is over."""
+        self.registry.end(key)
+
+    def start(self) -> None:
+        """Begin to serve, unless it does already."""
+        if self.thread is not None:
+            return
+        check_installed()
+        import uvicorn
+
+        from turnwise.serve.app import make_app
+
+        allow_files(OPEN_FILES)
+        try:
+            listening = socket.create_server((self.host, self.port), backlog=2048, family=family_of(self.host))
+        except OSError as error:
+            where = f"{self.host}:{self.port}"
+            raise ValueError(f"cannot serve on {where}: {error.strerror}; choose another host or port") from None
+        self.port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            make_app(self.registry),
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=600,
+            timeout_graceful_shutdown=1,
+        )
+        self.server = uvicorn.Server(config)
+        work = lambda: asyncio.run(self.server.serve(sockets=[listening]))
+        self.thread = threading.Thread(target=work, name="endpoint", daemon=True)
+        self.thread.start()
+        while not self.server.started and self.thread.is_alive():
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """End the server."""
+        if self.thread is not None:
+            self.server.should_exit = True
+            self.thread.join(timeout=10)
+            self.thread = None
+
+
+def check_installed() -> None:
+    for package in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f'the endpoint needs {package}: pip install "turnwise[serve]"')
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def allow_files(count: int) -> None:
+    """Raise how many files this process may have open, as far as it may."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,65 @@
+"""The conversations of a session: which turn a request goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from turnwise.serve.ask import Messages
+from turnwise.types import Message, ToolSpec, Turn
+
+
+@dataclass(eq=False, slots=True)
+class Past:
+    """A turn that was made, with what its prompt showed."""
+
+    turn: Turn
+    shown: Messages
+    tools: tuple[ToolSpec, ...]
+    continued: bool = False
+    """Whether a request went on from it."""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A place in the conversations: messages that begin alike share the way here."""
+
+    children: dict[Hashable, Node] = field(default_factory=dict)
+    ended: list[Past] = field(default_factory=list)
+    """Turns whose answer is the last message on the way here."""
+
+
+class History:
+    """A tree of messages. Forks, sub-agents and compacted conversations are branches of it."""
+
+    def __init__(self) -> None:
+        self.root = Node()
+
+    def add(self, past: Past) -> None:
+        node = self.root
+        for message in (*past.shown, past.turn.said):
+            node = node.children.setdefault(seen(message), Node())
+        node.ended.append(past)
+
+    def find(self, messages: Messages) -> Past | None:
+        """The turn with the longest conversation that these messages go on from."""
+        node, found = self.root, None
+        for message in messages:
+            following = node.children.get(seen(message))
+            if following is None:
+                break
+            node = following
+            fit = [past for past in node.ended if message.thinking in ("", past.turn.said.thinking)]
+            # Two samples of one prompt may say the same: each goes on from its own.
+            found = next((past for past in fit if not past.continued), fit[-1] if fit else found)
+        return found
+
+
+def seen(message: Message) -> Hashable:
+    """What a client cannot help sending back as it was. Thinking it may drop, the white space around an answer it may
+    strip, and the arguments of calls it may write anew."""
+    if message.role != "assistant":
+        return message
+    calls = tuple((call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls)
+    return message.content.strip(), calls

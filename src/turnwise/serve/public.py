@@ -1,0 +1,110 @@
+"""A model served to people: whoever has the key, with the settings they ask for; nothing is recorded but a line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.noise import seed_of
+from turnwise.rollout.render import Renderer
+from turnwise.serve.answer import Answer
+from turnwise.serve.ask import Ask, Delivery, Refusal, unfit
+from turnwise.serve.call import (
+    Call,
+    answer_of,
+    check_model,
+    fewest_tokens,
+    finished,
+    prompt_after,
+    raw_prompt,
+    too_long,
+)
+
+log = logging.getLogger(__name__)
+FOLLOWED = ("temperature", "top_p", "top_k", "seed")
+
+
+class Public:
+    """Serves requests that have nothing to do with each other. Everything here happens in one event loop."""
+
+    def __init__(self, engine: Engine, renderer: Renderer, model: str) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.model = model
+        self.loop = asyncio.get_running_loop()
+        self.num_calls = 0
+
+    async def open(self, ask: Ask, delivery: Delivery) -> Call:
+        check_model(ask, self.model)
+        if ask.after:
+            raise unfit("previous_response_id is not supported: conversations are not kept; send all of it")
+        longest = self.engine.context - 1
+        if (size := fewest_tokens(self.renderer, ask)) > longest:
+            raise too_long(size, longest)
+        if ask.raw is not None:
+            prompt = raw_prompt(self.renderer, ask.raw)
+        else:
+            prompt = prompt_after(self.renderer, ask, ask.messages, None)
+        if (size := len(prompt.tokens)) > longest:
+            raise too_long(size, longest)
+        sampling = sampling_of(ask, self.engine.context - size)
+        self.num_calls += 1
+        call = Call(ask, ask.messages, prompt, sampling, {}, self.num_calls)
+        call.work = asyncio.create_task(self.sample(call), name=f"request {call.number}")
+        call.work.add_done_callback(lambda work: work.cancelled() or work.exception())
+        return call
+
+    async def sample(self, call: Call) -> Answer:
+        began = time.perf_counter()
+        asked = call.ask.asked.get("seed")
+        seed = seed_of("public", call.id if asked is None else asked)
+        try:
+            completion = await self.engine.generate(
+                call.prompt.tokens, call.sampling, session=f"public/{call.id}", seed=seed
+            )
+        except Exception as error:
+            log.warning("request %d failed: %s", call.number, error)
+            raise Refusal(500, f"the engine failed: {error}", "engine_failure") from None
+        turn = finished(call, completion, self.renderer)
+        seconds = time.perf_counter() - began
+        size = len(turn.prompt)
+        log.info("request %d: %d tokens in, %d out, %.2f s", call.number, size, len(turn.action), seconds)
+        return answer_of(call, turn, self.renderer, self.model)
+
+    async def wait(self, call: Call) -> Answer:
+        assert call.work is not None
+        return await asyncio.shield(call.work)
+
+    async def hand_over(self, call: Call) -> Answer:
+        return await self.wait(call)
+
+    async def record(self, call: Call) -> None:
+        return None
+
+    def leave(self, call: Call, for_good: bool) -> None:
+        """Nobody else waits for it."""
+        if call.work is not None:
+            call.work.cancel()
+
+
+def sampling_of(ask: Ask, room: int) -> Sampling:
+    """The client's own settings; what the engine cannot follow is refused."""
+    asked: dict[str, Any] = dict(ask.asked)
+    for name in asked:
+        if name not in FOLLOWED:
+            raise unfit(f"{name} is not supported here; remove it", "unsupported_parameter")
+    return Sampling(
+        max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
+        temperature=float(asked.get("temperature", 1.0)),
+        top_p=float(asked.get("top_p", 1.0)),
+        top_k=max(0, asked.get("top_k", 0)),
+        stop=ask.stop,
+    )
+
+
+def new_key() -> str:
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,286 @@
+"""A session: the model calls of one attempt, recorded as turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from turnwise.engines.base import Engine, Sampling
+from turnwise.rollout.agent import Attempt
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.render import Prompt, Renderer, frozen
+from turnwise.serve.answer import Answer
+from turnwise.serve.ask import Ask, Delivery, Messages, Refusal, unfit
+from turnwise.serve.call import (
+    Call,
+    answer_of,
+    check_model,
+    fewest_tokens,
+    finished,
+    prompt_after,
+    raw_prompt,
+    too_long,
+)
+from turnwise.serve.history import History, Past
+from turnwise.types import Break, Status, StopReason, Turn, extends
+
+OVER = "this attempt is over: nothing more is sampled for it"
+PATIENCE = 15.0
+"""Seconds that an answer is kept for a client that hung up and may try again: the clients' own waits are shorter."""
+
+
+class Session:
+    """Serves one attempt. Everything here happens in the event loop of the run.
+
+    A turn is recorded when its answer is handed over, in that order; what nobody heard did nothing and is not recorded.
+    """
+
+    def __init__(
+        self, which: Attempt, engine: Engine, renderer: Renderer, sampling: Sampling, limits: Limits, model: str
+    ) -> None:
+        self.which = which
+        self.engine = engine
+        self.renderer = renderer
+        self.sampling = sampling
+        self.limits = limits
+        self.model = model
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.history = History()
+        self.made: list[Call] = []
+        self.under_way: list[Call] = []
+        self.num_calls = 0
+        self.by_fingerprint: dict[bytes, list[Call]] = {}
+        self.by_key: dict[str, tuple[bytes, Call]] = {}
+        self.refused: Status | None = None
+        """The limit that the last request ran into."""
+        self.over = False
+        self.broken: asyncio.Future[None] = self.loop.create_future()
+        """Raises what made it impossible to go on."""
+        self.ended_at: dict[str, float] = {}
+
+    # ------------------------------------------------------------ a request, from its beginning to its end
+
+    async def open(self, ask: Ask, delivery: Delivery) -> Call:
+        """The call that serves a request: a new one, or for a second try the one that the first try began."""
+        check_model(ask, self.model)
+        if self.over:
+            raise Refusal(410, OVER, "session_over")
+        call = self.begun(delivery)
+        if call is not None:
+            call.listeners += 1
+            return call
+        call = self.begin(ask)
+        self.by_fingerprint.setdefault(delivery.fingerprint, []).append(call)
+        if delivery.key:
+            self.by_key[delivery.key] = delivery.fingerprint, call
+        return call
+
+    async def wait(self, call: Call) -> Answer:
+        """The answer of a call; a client that hangs up meanwhile does not end it."""
+        assert call.work is not None
+        try:
+            return await asyncio.shield(call.work)
+        except asyncio.CancelledError:
+            if call.work.cancelled():
+                raise Refusal(410, OVER, "session_over") from None
+            raise
+
+    async def hand_over(self, call: Call) -> Answer:
+        """The answer of a call, recorded."""
+        answer = await self.wait(call)
+        await self.record(call)
+        return answer
+
+    async def record(self, call: Call) -> None:
+        """The answer is being handed over: from here on the turn counts."""
+        if self.over or call not in self.under_way:
+            return
+        assert call.turn is not None
+        self.under_way.remove(call)
+        self.made.append(call)
+        self.refused = None
+        self.ended_at[call.id] = self.now()
+        if call.ask.raw is None:
+            self.history.add(Past(call.turn, call.messages, call.ask.tools))
+
+    def leave(self, call: Call, for_good: bool) -> None:
+        """A client has its answer or hung up. Nobody tries again who began to hear the answer; others may."""
+        call.listeners -= 1
+        if for_good:
+            self.forget(call)
+        else:
+            self.loop.call_later(PATIENCE, self.forget, call)
+
+    def forget(self, call: Call) -> None:
+        """Drop a call that nobody waits for and that was not recorded."""
+        if call.listeners > 0 or call not in self.under_way:
+            return
+        self.under_way.remove(call)
+        if call.work is not None:
+            call.work.cancel()
+        for calls in self.by_fingerprint.values():
+            if call in calls:
+                calls.remove(call)
+        self.by_key = {key: entry for key, entry in self.by_key.items() if entry[1] is not call}
+
+    def end(self) -> None:
+        """Nothing more is served: what is under way ends here."""
+        self.over = True
+        for call in self.under_way:
+            if call.work is not None:
+                call.work.cancel()
+        self.under_way = []
+        if not self.broken.cancel() and not self.broken.cancelled():
+            self.broken.exception()  # seen, also where nobody waited for it
+
+    def fail(self, error: Exception) -> None:
+        """What went wrong is nobody's doing here: the attempt cannot count."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+    # ------------------------------------------------------------ second tries
+
+    def begun(self, delivery: Delivery) -> Call | None:
+        """The call of an earlier try, if this is not the first."""
+        if delivery.key in self.by_key:
+            fingerprint, call = self.by_key[delivery.key]
+            if fingerprint != delivery.fingerprint:
+                raise unfit("this Idempotency-Key was used for another request", "idempotency_key_reused")
+            return call
+        if delivery.key or not delivery.retry:
+            return None
+        alike = self.by_fingerprint.get(delivery.fingerprint, [])
+        left = [call for call in alike if not call.listeners and call in self.under_way]
+        done = [call for call in alike if call in self.made]
+        # One that its client still waits for is somebody else's, unless there is no other.
+        return next(iter([*left, *reversed(done), *reversed(alike)]), None)
+
+    # ------------------------------------------------------------ from a request to a prompt
+
+    def begin(self, ask: Ask) -> Call:
+        if len(self.made) + len(self.under_way) >= self.limits.max_turns:
+            self.refused = Status.too_many_turns
+            raise Refusal(410, f"this attempt has had its {self.limits.max_turns} turns", "too_many_turns")
+        self.room(fewest_tokens(self.renderer, ask))
+        messages, before, prompt = self.read(ask)
+        room = self.room(len(prompt.tokens))
+        sampling = replace(
+            self.sampling,
+            max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
+            stop=(*self.sampling.stop, *ask.stop),
+        )
+        call = Call(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
+        self.num_calls += 1
+        if before is not None and not before.continued:
+            before.continued = True
+            earlier = next(made for made in self.made if made.turn is before.turn)
+            earlier.heard = messages[len(before.shown) + 1 :]
+            earlier.seconds = self.now() - self.ended_at[earlier.id]
+        self.under_way.append(call)
+        call.work = asyncio.create_task(self.sample(call), name=f"{self.which.session}: request {call.number}")
+        call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # seen, whoever listens
+        return call
+
+    def read(self, ask: Ask) -> tuple[Messages, Past | None, Prompt]:
+        """(what is shown, the turn before, the prompt) of a request."""
+        if ask.raw is not None:
+            return (), None, self.raw_prompt(ask.raw)
+        messages = self.followed(ask)
+        before = self.history.find(messages)
+        if before is not None:
+            messages = (*before.shown, before.turn.said, *messages[len(before.shown) + 1 :])
+        return messages, before, prompt_after(self.renderer, ask, messages, before)
+
+    def followed(self, ask: Ask) -> Messages:
+        """The whole conversation, where a client names the answer it follows."""
+        if not ask.after:
+            return ask.messages
+        earlier = next((call for call in self.made if call.id == ask.after), None)
+        if earlier is None or earlier.turn is None or earlier.ask.raw is not None:
+            raise unfit(f"there is no response {ask.after!r} in this session", "previous_response_not_found")
+        told, new = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
+        return (*told, *earlier.messages[earlier.ask.instructions :], earlier.turn.said, *new)
+
+    def raw_prompt(self, raw: str | tuple[int, ...]) -> Prompt:
+        """A prompt that the client wrote; text that goes on from a turn keeps that turn's tokens."""
+        if isinstance(raw, tuple):
+            return raw_prompt(self.renderer, raw)
+        decode = self.renderer.decode
+        for call in sorted(self.made, key=lambda made: -len(made.prompt.tokens)):
+            turn = call.turn
+            if call.ask.raw is None or turn is None or turn.stop is StopReason.end_token:
+                continue
+            known = decode([*turn.prompt.tolist(), *turn.action.tolist()])
+            if raw.startswith(known):
+                rest = self.renderer.encode(raw[len(known) :])
+                return Prompt(frozen(np.concatenate([turn.prompt, turn.action, rest]).astype(np.int32)))
+        return raw_prompt(self.renderer, raw)
+
+    def room(self, size: int) -> int:
+        """Tokens that may be sampled after so many; a limit that leaves none is remembered as how the attempt ended."""
+        room = self.limits.room_for_action(size, self.engine.context)
+        if room == 0:
+            self.refused = Status.too_long if self.made else Status.prompt_too_long
+            longest = min(self.limits.max_prompt_tokens, self.limits.max_trajectory_tokens - 1, self.engine.context - 1)
+            raise too_long(size, longest)
+        return room
+
+    # ------------------------------------------------------------ sampling
+
+    async def sample(self, call: Call) -> Answer:
+        """What the engine says. Its failure is the session's: an answer in its place would be made up."""
+        try:
+            async with asyncio.timeout(self.limits.turn_seconds):
+                completion = await self.engine.generate(
+                    call.prompt.tokens,
+                    call.sampling,
+                    session=self.which.session,
+                    seed=self.which.noise(call.number),
+                )
+            call.turn = finished(call, completion, self.renderer)
+            return answer_of(call, call.turn, self.renderer, self.model)
+        except TimeoutError as error:
+            self.fail(error)
+            raise Refusal(504, "the engine took longer than rollout.turn_seconds", "timeout") from None
+        except Exception as error:
+            self.fail(error)
+            raise Refusal(500, f"the engine failed: {error}", "engine_failure") from None
+
+    # ------------------------------------------------------------ what is left of it
+
+    def pay(self, reward: float) -> None:
+        """Pay the last turn that was made."""
+        if reward and not self.made:
+            raise ValueError("the environment paid for a turn, and there was no turn yet")
+        if reward:
+            self.made[-1].reward += reward
+
+    def turns(self) -> list[Turn]:
+        """The turns in the order they were completed. One that does not begin with the turn before says why: the agent
+        chose what the model sees, unless it went on from that very turn."""
+        turns: list[Turn] = []
+        for place, call in enumerate(self.made):
+            assert call.turn is not None
+            broke = Break.none
+            if place and not extends(call.turn, self.made[place - 1].turn or call.turn):
+                follows = call.before is not None and call.before.turn is self.made[place - 1].turn
+                broke = call.prompt.broke if follows and call.prompt.broke is not Break.none else Break.history
+            timing = replace(call.turn.timing, environment=call.seconds)
+            turns.append(replace(call.turn, reward=call.reward, heard=call.heard, timing=timing, broke=broke))
+        return turns
+
+
+def overridden(ask: Ask, sampling: Sampling) -> Mapping[str, Any]:
+    """What the client asked for and did not get, with what it got instead."""
+    used: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    asked = {name: max(0, value) if name == "top_k" else value for name, value in ask.asked.items()}
+    return {
+        name: {"asked": value, "used": used.get(name)}
+        for name, value in asked.items()
+        if name not in used or used[name] != value
+    }

@@ -1,0 +1,52 @@
+import threading
+import time
+
+import pytest
+
+from turnwise.data.cache import cache_folder, made_once
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("TURNWISE_CACHE")
+    assert cache_folder().name == "turnwise"
+
+
+def test_what_is_there_is_not_made_again(tmp_path):
+    made = []
+    for _ in range(2):
+        folder = made_once(tmp_path / "deep" / "x", lambda aside: (aside / "a").write_text(str(made.append(1))))
+    assert made == [1]
+    assert (folder / "a").is_file()
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def fail(aside):
+        (aside / "half").write_text("x")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        made_once(tmp_path / "x", fail)
+    assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]
+    assert made_once(tmp_path / "x", lambda aside: None).is_dir()
+
+
+def test_those_who_want_the_same_wait_for_the_first(tmp_path):
+    made = []
+
+    def make(aside):
+        made.append(1)
+        time.sleep(0.2)
+        (aside / "whole").write_text("x")
+
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append((made_once(tmp_path / "x", make) / "whole").read_text()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (made, found) == ([1], ["x"] * 4)

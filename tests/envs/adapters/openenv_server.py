@@ -1,0 +1,67 @@
+"""A server of the OpenEnv library with a small environment: python openenv_server.py PORT SESSIONS KIND."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import uvicorn
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+
+class Say(Action):
+    text: str
+
+
+class Place(Action):
+    row: int
+    column: int
+
+
+class Seen(Observation):
+    shown: str = ""
+
+
+class Secret(Environment):
+    """Say the secret letter; each wrong one is told to be before it or after it."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self.letter = "m"
+        self.steps = 0
+
+    def reset(self, seed=None, episode_id=None, **rest):
+        self.letter = random.Random(seed).choice("abcdefghijklmnopqrstuvwxyz")
+        self.steps = 0
+        return Seen(shown="Which letter?")
+
+    def step(self, action, timeout_s=None, **rest):
+        self.steps += 1
+        said = action.text.strip()
+        if said == "crash":
+            raise RuntimeError("it crashed")
+        if said == self.letter:
+            return Seen(shown="Yes.", reward=1.0, done=True)
+        return Seen(shown=f"{'after' if said < self.letter else 'before'} {said}, step {self.steps}", reward=-0.1)
+
+    @property
+    def state(self):
+        return State(step_count=self.steps)
+
+
+class Board(Secret):
+    """An action with two fields."""
+
+    def step(self, action, timeout_s=None, **rest):
+        return Seen(shown=f"{action.row} {action.column}", reward=0.5, done=True)
+
+
+if __name__ == "__main__":
+    port, sessions, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    environment, action = (Secret, Say) if kind == "secret" else (Board, Place)
+    app = create_fastapi_app(environment, action, Seen, max_concurrent_envs=sessions)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")

@@ -1,0 +1,135 @@
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from acting import run
+from adapting import begun, check_independence, played, tasks_for, texts, total
+from turnwise.mixture import environment_class
+from turnwise.types import Message
+
+SERVER = Path(__file__).parent / "openenv_server.py"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def serving(*kinds):
+    """Names of environments on servers of the library, one for each (sessions, kind)."""
+    ports = [free_port() for _ in kinds]
+    servers = [
+        subprocess.Popen([sys.executable, str(SERVER), str(port), str(sessions), kind])
+        for port, (sessions, kind) in zip(ports, kinds, strict=True)
+    ]
+    try:
+        for port, server in zip(ports, servers, strict=True):
+            while True:
+                assert server.poll() is None, "the server did not start"
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                time.sleep(0.05)
+        yield [f"openenv:http://127.0.0.1:{port}" for port in ports]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with serving((64, "secret"), (1, "secret"), (4, "board")) as names:
+        yield names
+
+
+def letters(after, before="{"):
+    return [letter for letter in "abcdefghijklmnopqrstuvwxyz" if after < letter < before]
+
+
+def test_a_whole_attempt_is_paid_inside_observations(servers):
+    name = servers[0]
+    for split in ("train", "heldout"):
+        for task in tasks_for(name, split, 2):
+            replies = run(played(name, task, letters("`")))
+            assert texts(replies)[0] == "Which letter?"
+            assert replies[-1].finished
+            wrong = len(replies) - 2
+            assert total(replies) == pytest.approx(1.0 - 0.1 * wrong)
+            assert [reply.reward for reply in replies[1:-1]] == pytest.approx([-0.1] * wrong)
+
+
+def test_the_seed_of_the_task_is_the_servers(servers):
+    ends = {len(run(played(servers[0], task, letters("`")))) for task in tasks_for(servers[0], count=6)}
+    assert len(ends) > 1
+
+
+def test_attempts_of_a_group_are_independent(servers):
+    (task,) = tasks_for(servers[0])
+    run(check_independence(servers[0], task, (["a", "b", "c"], ["z", "a", "z", "z"])))
+
+
+def test_a_server_that_is_full_is_asked_again(servers):
+    async def play():
+        (task,) = tasks_for(servers[1])
+        first, _ = await begun(servers[1], task)
+        second = asyncio.create_task(begun(servers[1], task))
+        await asyncio.sleep(0.5)
+        assert not second.done()
+        await first.close()
+        environment, reply = await second
+        await environment.close()
+        return reply
+
+    assert texts([run(play())]) == ["Which letter?"]
+
+
+def test_an_action_with_several_fields_is_written_as_json(servers):
+    name = servers[2]
+    (task,) = tasks_for(name)
+    script = ["hello", "[1]", '{"row": 1}', '{"row": "x", "column": 2}', '{"row": 1, "column": 2}']
+    replies = run(played(name, task, script))
+    heard = texts(replies)
+    assert "JSON object" in heard[0]
+    assert heard[1] == heard[2] == "Write your action as a JSON object."
+    assert heard[3].startswith("That is no action:")
+    assert heard[4].startswith("That is no action:")
+    assert heard[5] == "1 2"
+    assert (replies[-1].reward, replies[-1].finished) == (0.5, True)
+
+
+def test_the_field_may_be_named(servers):
+    (task,) = tasks_for(servers[0])
+    assert len(run(played(servers[0], task, letters("`"), field="text"))) > 1
+
+
+def test_an_environment_that_fails_fails_the_attempt(servers):
+    async def play():
+        (task,) = tasks_for(servers[0])
+        environment, _ = await begun(servers[0], task)
+        try:
+            await environment.step(Message("assistant", "crash"))
+        finally:
+            await environment.close()
+
+    with pytest.raises(RuntimeError, match="it crashed"):
+        run(play())
+
+
+def test_nobody_at_the_address_fails_the_attempt():
+    name = f"openenv:http://127.0.0.1:{free_port()}"
+    (task,) = tasks_for(name)
+    with pytest.raises(OSError):
+        run(played(name, task, ["a"]))
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(ValueError, match='write for instance "openenv:http://127.0.0.1:8000"'):
+        environment_class("openenv:nowhere").check_settings()

@@ -1,0 +1,23 @@
+"""What the page of the adapters shows was really played."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from turnwise.envs.adapters import ADAPTERS
+
+ROOT = Path(__file__).parents[3]
+MAKER = runpy.run_path(str(ROOT / "docs" / "make_adapters.py"))
+PAGE = (ROOT / "docs" / "envs" / "adapters.md").read_text()
+
+
+def test_every_adapter_has_a_section():
+    assert {show.title for show in MAKER["SHOWS"]} == set(ADAPTERS)
+    assert PAGE.startswith(MAKER["HEAD"])
+
+
+@pytest.mark.parametrize("title", ["textarena", "gymnasium", "skyrl_gym", "bfcl"])
+def test_the_attempt_that_is_shown_is_made_again(title):
+    (show,) = [show for show in MAKER["SHOWS"] if show.title == title]
+    assert MAKER["section"](show) in PAGE, "run: python docs/make_adapters.py"
