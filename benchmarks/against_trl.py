@@ -55,8 +55,10 @@ RATES = {"1M": 7e-4, "6M": 3e-4}
 LONG = {"max_turns": 8, "max_prompt_tokens": 3584, "max_action_tokens": 8, "max_trajectory_tokens": 3592}
 STEPS = {"hops-1M": 40, "hops-6M": 16, "pages-1M": 6}
 """By workload and size: steps that are measured, beside a first that is not."""
-MICRO_BATCHES = {"hops": 64, "pages": 8}
+MICRO_BATCHES = {"hops": 16, "pages": 8}
 """Sequences of a forward pass of TRL: the fastest of those that were tried."""
+VARIANTS = {"hops": ["generate", "cached"], "pages": ["cached"]}
+"""Of TRL, that are measured if nothing is said; on pages one of them takes ten minutes, and it is the faster."""
 COLORS = {"turnwise": "#4c78a8", "trl": "#e07b39"}
 
 
@@ -309,7 +311,8 @@ def measure(case: str, threads: int, chosen: argparse.Namespace, scratch: Path) 
     request |= {"folder": str(scratch / case), "gradient": str(scratch / "gradient"), "rows": str(scratch / "rows")}
     request |= {"micro_batch": chosen.micro_batch, "attention": chosen.attention}
     found = []
-    for side, variant in [("turnwise", ""), *(("trl", variant) for variant in chosen.trl), ("trl", "replay")]:
+    variants = chosen.trl or (["cached"] if chosen.quick else VARIANTS[case.split("-")[0]])
+    for side, variant in [("turnwise", ""), *(("trl", variant) for variant in variants), ("trl", "replay")]:
         name = " ".join(filter(None, (side, variant)))
         print(f"{case}, {threads} threads: {name} ...", file=sys.stderr, flush=True)
         own = Path(tempfile.mkdtemp(dir=scratch))
@@ -406,7 +409,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=None, help="workload and size, for instance hops-1M pages-6M")
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0 takes each case's own")
-    parser.add_argument("--trl", nargs="+", choices=("generate", "continuous", "cached"), default=["cached"])
+    parser.add_argument("--trl", nargs="+", choices=("generate", "continuous", "cached"), help="its variants")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences of TRL's forward passes; 0: the fastest")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="of TRL's model")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

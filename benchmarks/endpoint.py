@@ -1,7 +1,7 @@
 """An agent of a published framework (pydantic-ai), unmodified, trained through the endpoint.
 
 The agent looks at a lamp with a tool and then says its colour; the framework writes the prompts, defines the tool,
-reads the calls and keeps the conversation. A tiny model is warm-started on demonstrations that go the same way. Prints
+reads the calls and keeps the conversation. A tiny model is warm-started on demonstrations of the same. Prints
 held-out success before and after, what the endpoint recorded, and the largest gap of logprobs.
 
     python benchmarks/endpoint.py [--quick] [--out runs/endpoint] [key=value ...]
@@ -13,10 +13,12 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -33,6 +35,9 @@ from turnwise.envs.split import draw_tasks
 from turnwise.types import Message, Task, ToolCall
 
 SIDES = ("left", "right")
+NOISE = 0.3
+"""Chance of a mistake at each demonstrated turn."""
+MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 COLOURS = ("red", "green", "blue", "white", "amber", "violet", "pink", "grey")
 
 RECIPE = """
@@ -76,9 +81,8 @@ tasks = 64
 final_tasks = 128
 
 [sft]
-updates = 100
+updates = 150
 batch = 48
-noise = 0.3
 
 [sft.optimizer]
 learning_rate = 3e-3
@@ -181,6 +185,29 @@ def main() -> None:
         chosen.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
+async def record(recipe: Any, path: Path, count: int) -> None:
+    """Have an expert in the model's place through the agent, and write down the conversations."""
+    from turnwise.build import endpoint_of, limits
+    from turnwise.learn.tiny import build_tokenizer
+    from turnwise.mixture import environment_makers, plays_of, tasks_of
+    from turnwise.rollout.demonstrate import Demonstrator
+    from turnwise.rollout.group import all_of
+    from turnwise.rollout.render import Renderer
+
+    spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
+    room = replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 10, max_trajectory_tokens=1 << 21)
+    endpoint = endpoint_of(recipe)
+    expert = Demonstrator(environment_makers(recipe), spell, room, recipe.seed, NOISE, plays_of(recipe, endpoint))
+    try:
+        groups = await all_of(expert.group(task, 0) for task in tasks_of(recipe, "train", count)["lamps"])
+    finally:
+        endpoint.close()
+    ends = [made.turns[-1] for group in groups for made in group.trajectories]
+    texts = [spell.decode([*turn.prompt.tolist(), *turn.action.tolist()]) for turn in ends]
+    rows = [[{"role": role, "content": content} for role, content in MESSAGE.findall(text)] for text in texts]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+
+
 def trained(out: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     import tomllib
 
@@ -196,6 +223,10 @@ def trained(out: Path, chosen: argparse.Namespace) -> dict[str, Any]:
         apply_override(tree, override)
     recipe = parse_recipe(tree, "benchmarks/endpoint.py")
     began = time.perf_counter()
+    demonstrations = out.parent / f"{out.name}-demonstrations.jsonl"
+    asyncio.run(record(recipe, demonstrations, 16 if chosen.quick else 1024))
+    warm = recipe.sft.model_copy(update={"data": str(demonstrations)})
+    recipe = recipe.model_copy(update={"sft": warm})
     summary = asyncio.run(run.start(recipe, open_screen(), asyncio.Event()))
     assert summary is not None
     folder = RunFolder.open(recipe.out)

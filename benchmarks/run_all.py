@@ -25,7 +25,7 @@ BENCHMARKS = {
     "engines": ["--threads", "1", "2"],
     "async_training": [],
     "weight_sync": [],
-    "against_trl": ["--trl", "generate", "cached"],
+    "against_trl": [],
     "search_lengths": [],
     "endpoint": [],
     "recipes": [],

@@ -206,6 +206,27 @@ def test_an_environment_that_fails_fails_the_attempt():
     assert (made.status, len(made.turns)) == (Status.failed, 1)
 
 
+def test_an_agent_that_outlives_its_attempt_cannot_act():
+    said = []
+
+    def agent(base_url, api_key, act):
+        ask_once(base_url, api_key)
+        time.sleep(0.6)
+        try:
+            act("late")
+        except RuntimeError as error:
+            said.append(str(error))
+
+    async def work():
+        environment = judged()
+        made = await driven(agent, environment, attempt_seconds=0.3)
+        await until(lambda: said)
+        return made.status, environment.heard
+
+    assert run(work()) == (Status.timed_out, [])
+    assert said == ["the attempt is over"]
+
+
 def test_agents_wait_for_their_place_without_their_clock_running():
     running = []
 

@@ -446,3 +446,20 @@ def test_other_settings_than_those_of_training_are_named():
         "top_p": {"asked": 0.5, "used": 1.0},
         "tool_choice": {"asked": "required", "used": None},
     }
+
+
+def test_what_is_far_too_long_is_not_tokenised(monkeypatch):
+    render = hermes()
+    encoded = []
+    monkeypatch.setattr(render, "encode", lambda text: encoded.append(len(text)))
+
+    async def work():
+        session = make_session(max_prompt_tokens=100)
+        for asked in (ask("x" * 5_000_000), Ask("policy", raw="x" * 5_000_000), Ask("policy", raw=(5,) * 101)):
+            with pytest.raises(Refusal) as refusal:
+                await session.open(asked, ONE)
+            assert refusal.value.code == "context_length_exceeded"
+        return session.refused
+
+    assert run(work()) is Status.prompt_too_long
+    assert encoded == []

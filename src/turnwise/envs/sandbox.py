@@ -86,14 +86,14 @@ class Sandbox:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        with process:
-            try:
+        try:
+            with process:
                 process.stdin.write(line.encode())
                 process.stdin.flush()
-                said = process.stdout.read()  # stdin stays open meanwhile: where it closes, the program is stopped
-                answer = json.loads(said)
-            except (OSError, ValueError) as error:
-                raise ToolBroken(f"the sandbox ended without an answer: {error}") from None
+                # Meanwhile stdin stays open: where it closes, the program is stopped.
+                answer = json.loads(process.stdout.read())
+        except (OSError, ValueError) as error:
+            raise ToolBroken(f"the sandbox ended without an answer: {error}") from None
         assert isinstance(answer, dict)
         return answer
 

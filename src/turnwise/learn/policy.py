@@ -156,8 +156,8 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def load_model(path: str | Path) -> Any:
-    """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, with these
-    added to it."""
+    """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, these
+    are added to it."""
     folder = model_folder(path)
     if (base := base_of(folder)) is not None:
         return add_adapters(load_model(base), folder)

@@ -106,8 +106,8 @@ class World:
         if not isinstance(text, str):
             raise TypeError(f"act takes a text, got {type(text).__name__}")
         async with self.taking_turns:
-            if self.finished:
-                raise RuntimeError("the environment has finished the attempt")
+            if self.session.over:  # an agent in a thread outlives its attempt, whose environment is closed by then
+                raise RuntimeError("the attempt is over")
             try:
                 async with asyncio.timeout(self.limits.turn_seconds):
                     reply = await self.step(text)

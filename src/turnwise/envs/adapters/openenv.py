@@ -102,7 +102,10 @@ class OpenEnv(Adapter):
         raise RuntimeError(f"{self.name} failed: {answer['data'].get('message')}")
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        await self.line.send(json.dumps({"type": kind, "data": data}))
+        from websockets.exceptions import ConnectionClosed
+
+        with suppress(ConnectionClosed):  # a server that is full says so and goes; its words can still be read
+            await self.line.send(json.dumps({"type": kind, "data": data}))
         answer: dict[str, Any] = json.loads(await self.line.recv())
         return answer
 
