@@ -167,7 +167,7 @@ def test_many_at_once():
 
 def test_a_process_that_died_is_replaced():
     async def play():
-        nursery = nursery_of(HERE, "odd")
+        nursery = nursery_of(HERE)
         environment, reply = await opened()
         nursery.process.kill()
         nursery.process.wait()
@@ -197,7 +197,7 @@ async def main():
     reply = await environment.open(TASK)
     asyncio.ensure_future(environment.step(Message("assistant", "hang")))
     await asyncio.sleep(0.2)
-    print(int(reply.marks["pid"]), nursery_of("odd:Odd", "odd").process.pid, flush=True)
+    print(int(reply.marks["pid"]), nursery_of("odd:Odd").process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
@@ -252,7 +252,7 @@ def test_a_library_that_cannot_be_imported_says_why():
     with pytest.raises(ProcessFailure, match="No module named"):
         run(play())
     with suppress(Exception):
-        nursery_of("no_such_module:Odd", "odd").end()
+        nursery_of("no_such_module:Odd").end()
 
 
 def test_one_that_was_never_opened_closes():

@@ -33,7 +33,7 @@ from turnwise.envs.frames import (
     reply_of,
     send,
 )
-from turnwise.envs.zygote import FORK, KILL
+from turnwise.envs.zygote import FORK, KILL, order_of
 from turnwise.types import Message, Task
 
 START = "from turnwise.envs.zygote import main; main()"
@@ -58,17 +58,16 @@ class ProcessFailure(RuntimeError):
 
 
 class Nursery:
-    """The process that attempts at one environment are forked from; another one starts where it has died."""
+    """The process that environments of one adapter are forked from; another one starts where it has died."""
 
-    def __init__(self, target: str, name: str) -> None:
+    def __init__(self, target: str) -> None:
         self.target = target
-        self.name = name
         self.lock = threading.Lock()
         self.numbers = count()
         self.process: subprocess.Popen[bytes] | None = None
         self.line: socket.socket | None = None
 
-    def fork(self) -> tuple[int, socket.socket]:
+    def fork(self, name: str) -> tuple[int, socket.socket]:
         """A number and a line to a new child, which answers as soon as the library is imported."""
         here, there = socket.socketpair()
         try:
@@ -76,7 +75,7 @@ class Nursery:
                 if self.process is None or self.process.poll() is not None:
                     self.start()
                 number = next(self.numbers)
-                order = FORK + number.to_bytes(8, "little")
+                order = order_of(FORK, number, name)
                 try:
                     socket.send_fds(self.living, [order], [there.fileno()])
                 except OSError:  # it died just now
@@ -90,7 +89,7 @@ class Nursery:
     def kill(self, number: int) -> None:
         """End a child, whatever it is doing."""
         with self.lock, suppress(OSError):
-            self.living.sendall(KILL + number.to_bytes(8, "little"))
+            self.living.sendall(order_of(KILL, number))
 
     @property
     def living(self) -> socket.socket:
@@ -103,7 +102,7 @@ class Nursery:
         with there:
             paths = os.pathsep.join(path for path in sys.path if path)
             self.process = subprocess.Popen(
-                [sys.executable, "-c", START, self.target, self.name, str(there.fileno())],
+                [sys.executable, "-c", START, self.target, str(there.fileno())],
                 pass_fds=[there.fileno()],
                 env={**os.environ, **SURROUNDINGS, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
@@ -126,8 +125,8 @@ class Nursery:
 
 
 @cache
-def nursery_of(target: str, name: str) -> Nursery:
-    nursery = Nursery(target, name)
+def nursery_of(target: str) -> Nursery:
+    nursery = Nursery(target)
     atexit.register(nursery.end)
     return nursery
 
@@ -148,7 +147,7 @@ class Isolated:
         self.busy = False
 
     async def open(self, task: Task) -> Reply | None:
-        self.number, self.line = nursery_of(self.target, self.kind.name).fork()
+        self.number, self.line = nursery_of(self.target).fork(self.kind.name)
         self.line.setblocking(False)
         return reply_of(await self.ask("open", self.settings, packed_task(task)))
 
@@ -163,7 +162,7 @@ class Isolated:
             return None if self.busy else reply_of(await self.ask("close"))
         finally:
             if self.busy:
-                nursery_of(self.target, self.kind.name).kill(self.number)
+                nursery_of(self.target).kill(self.number)
             self.line.close()
             self.line = None
 
@@ -246,8 +245,8 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
 @cache
 def check(target: str, name: str, settings: str) -> None:
     """ValueError where the library has no such environment, or makes none with these settings."""
-    nursery = nursery_of(target, name)
-    number, line = nursery.fork()
+    nursery = nursery_of(target)
+    number, line = nursery.fork(name)
     with line:
         try:
             asked(line, CHECK_SECONDS, "check", json.loads(settings))

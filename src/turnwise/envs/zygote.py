@@ -20,11 +20,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Never
 
-from turnwise.envs.frames import message_of, packed_message, packed_reply, receive, send, task_of
+from turnwise.envs.frames import exactly, message_of, packed_message, packed_reply, receive, send, task_of
 from turnwise.types import Message
 
-ORDER = 9
-"""Bytes of an order: what to do, and the number of the child."""
+ORDER = 11
+"""Bytes of an order: what to do, the number of the child, and how long the name is that follows."""
 FORK, KILL = b"f", b"k"
 DIE_WITH_PARENT = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -34,29 +34,23 @@ LONGEST_ERROR = 1000
 
 def main() -> None:
     """Fork a child for every socket that arrives on the line, until the line ends."""
-    target, name, line = sys.argv[1], sys.argv[2], socket.socket(fileno=int(sys.argv[3]))
-    fault = ""
-    try:
-        kind = named(class_of(target), name)
-        kind.warm()
-        importlib.import_module("numpy.random")  # which numpy itself leaves until it is used: in every child
-    except BaseException as error:  # whatever it is, those who want an environment shall read it
-        kind, fault = None, described(error)
-    gc.collect()
-    gc.freeze()  # pages that the collector does not touch stay shared with the children
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    Zygote(line, kind, fault, prctl).run()
+    Zygote(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))).run()
+
+
+def order_of(kind: bytes, number: int, name: str = "") -> bytes:
+    """What the other side sends: do this with the child of a number, for the environment of a name."""
+    return kind + number.to_bytes(8, "little") + len(name.encode()).to_bytes(2, "little") + name.encode()
 
 
 class Zygote:
     """The children by number. They are reaped here, so that a number never means somebody else's process."""
 
-    def __init__(self, line: socket.socket, kind: Any, fault: str, prctl: Any) -> None:
+    def __init__(self, target: str, line: socket.socket) -> None:
+        self.target = target
         self.line = line
-        self.kind = kind
-        self.fault = fault
-        self.prctl = prctl
+        self.prctl = getattr(ctypes.CDLL(None), "prctl", None)
         self.pid = os.getpid()
+        self.kinds: dict[str, tuple[Any, str]] = {}
         self.children: dict[int, int] = {}
         self.woken, self.waking = os.pipe()
         os.set_blocking(self.waking, False)
@@ -74,22 +68,41 @@ class Zygote:
 
     def obey(self) -> None:
         order, sockets, _, _ = socket.recv_fds(self.line, ORDER, 1)
-        if not order:
-            os._exit(0)
-        while len(order) < ORDER:
-            order += self.line.recv(ORDER - len(order)) or os._exit(0)
-        number = int.from_bytes(order[1:], "little")
+        order += self.rest(ORDER - len(order))
+        number = int.from_bytes(order[1:9], "little")
+        name = self.rest(int.from_bytes(order[9:], "little")).decode()
         if order[:1] == FORK:
-            self.fork(number, sockets[0])
+            self.fork(number, sockets[0], *self.prepared(name))
         elif (pid := self.children.get(number)) is not None:
             os.kill(pid, signal.SIGKILL)
 
-    def fork(self, number: int, there: int) -> None:
+    def rest(self, size: int) -> bytes:
+        """So many bytes of the line; the process ends where it has."""
+        try:
+            return exactly(self.line, size)
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def prepared(self, name: str) -> tuple[Any, str]:
+        """The adapter's class with all that it needs imported, or why that cannot be."""
+        if name not in self.kinds:
+            try:
+                kind = named(class_of(self.target), name)
+                kind.warm()
+                importlib.import_module("numpy.random")  # which numpy leaves until it is used: in every child
+                self.kinds[name] = kind, ""
+            except BaseException as error:  # whatever it is, those who want an environment shall read it
+                self.kinds[name] = None, described(error)
+            gc.collect()
+            gc.freeze()  # pages that the collector does not touch stay shared with the children
+        return self.kinds[name]
+
+    def fork(self, number: int, there: int, kind: Any, fault: str) -> None:
         pid = os.fork()
         if pid == 0:
             try:
                 self.become_child()
-                serve(self.kind, self.fault, socket.socket(fileno=there))
+                serve(kind, fault, socket.socket(fileno=there))
             finally:
                 os._exit(0)
         self.children[number] = pid
