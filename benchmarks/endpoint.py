@@ -1,10 +1,11 @@
-"""An agent of a published framework (pydantic-ai), unmodified, trained through the endpoint.
+"""Agents trained through the endpoint as they are: one of a published framework (pydantic-ai), and OpenAI's SDK.
 
-The agent looks at a lamp with a tool and then says its colour; the framework writes the prompts, defines the tool,
-reads the calls and keeps the conversation. A tiny model is warm-started on demonstrations of the same. Prints
-held-out success before and after, what the endpoint recorded, and the largest gap of logprobs.
+The agent looks at a lamp with a tool and then says its colour. With pydantic-ai the framework writes the prompts,
+defines the tool, reads the calls and keeps the conversation; with the SDK alone (sdk, and stream, which reads answers
+as they come) a loop of twenty lines does. A tiny model is warm-started on demonstrations of the same. Prints held-out
+success before and after, what the endpoint recorded, and the largest gap of logprobs.
 
-    python benchmarks/endpoint.py [--quick] [--out runs/endpoint] [key=value ...]
+    python benchmarks/endpoint.py [--quick] [--agent framework|sdk|stream] [--out runs/endpoint] [key=value ...]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from random import Random
 from typing import Any, Literal
 
 import httpx2
+import openai
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -81,7 +83,7 @@ tasks = 64
 final_tasks = 128
 
 [sft]
-updates = 150
+updates = 450
 batch = 48
 
 [sft.optimizer]
@@ -161,6 +163,64 @@ async def solve(
     return f"answer {made.output}"
 
 
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "The colour of a lamp.",
+        "parameters": {
+            "type": "object",
+            "properties": {"lamp": {"type": "string", "enum": list(SIDES)}},
+            "required": ["lamp"],
+        },
+    },
+}
+
+
+async def solve_by_sdk(
+    messages: list[dict[str, str]],
+    base_url: str,
+    api_key: str,
+    model: str,
+    act: Callable[[str], Awaitable[str]],
+    *,
+    stream: bool = False,
+) -> str:
+    """The same with nothing but OpenAI's SDK."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connections())
+    said: list[Any] = [{"role": "system", "content": "Look before you answer."}, *messages]
+    while True:
+        try:
+            if stream:
+                async with client.chat.completions.stream(model=model, messages=said, tools=[LOOK]) as events:
+                    async for _ in events:
+                        pass
+                    made = (await events.get_final_completion()).choices[0].message
+            else:
+                whole = await client.chat.completions.create(model=model, messages=said, tools=[LOOK])
+                made = whole.choices[0].message
+        except (openai.BadRequestError, openai.LengthFinishReasonError):
+            return "nothing"
+        if not made.tool_calls:
+            return f"answer {made.content}"
+        said.append(made.to_dict())
+        for call in made.tool_calls:
+            try:
+                heard = await act(f"look {json.loads(call.function.arguments)['lamp']}")
+            except (ValueError, LookupError, TypeError):
+                heard = "say which lamp"
+            said.append({"role": "tool", "tool_call_id": call.id, "content": heard})
+
+
+async def solve_by_stream(
+    messages: list[dict[str, str]], base_url: str, api_key: str, model: str, act: Callable[[str], Awaitable[str]]
+) -> str:
+    return await solve_by_sdk(messages, base_url, api_key, model, act, stream=True)
+
+
+AGENTS = {"framework": "solve", "sdk": "solve_by_sdk", "stream": "solve_by_stream"}
+
+
 @cache
 def connections() -> Any:
     """One client for all attempts: each would load its own certificates."""
@@ -170,6 +230,7 @@ def connections() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: shows that it runs, no figures")
+    parser.add_argument("--agent", choices=AGENTS, default="framework")
     parser.add_argument("--out", help="keep the run here")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -219,7 +280,8 @@ def trained(out: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     from turnwise.screen import open_screen
 
     tree = tomllib.loads(RECIPE)
-    for override in [f'out="{out}"', *(QUICK if chosen.quick else []), *chosen.overrides]:
+    agent = f'env.0.agent="endpoint:{AGENTS[chosen.agent]}"'
+    for override in [f'out="{out}"', agent, *(QUICK if chosen.quick else []), *chosen.overrides]:
         apply_override(tree, override)
     recipe = parse_recipe(tree, "benchmarks/endpoint.py")
     began = time.perf_counter()

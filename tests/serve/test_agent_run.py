@@ -117,10 +117,12 @@ def test_mistakes_in_a_recipe_are_refused_at_the_start(tmp_path, overrides, word
         check(load_recipe(micro_toml(tmp_path), overrides))
 
 
-def test_an_agent_of_a_framework_runs_unmodified(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("agent", ["framework", "sdk", "stream"])
+def test_agents_run_unmodified(agent, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     less = ["steps=1", "env.0.tasks.count=12", "evaluation.final_tasks=4", "sft.updates=1", "sft.batch=4"]
-    monkeypatch.setattr(sys, "argv", ["endpoint.py", "--quick", "--out", str(tmp_path / "run"), *less])
+    where = ["--agent", agent, "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["endpoint.py", "--quick", *where, *less])
     runpy.run_path(str(ROOT / "benchmarks" / "endpoint.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert "8 attempts of the agent recorded, 0 of them failed" in said
@@ -130,9 +132,10 @@ def test_an_agent_of_a_framework_runs_unmodified(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_an_agent_of_a_framework_learns(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("agent", ["framework", "sdk", "stream"])
+def test_agents_learn(agent, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setattr(sys, "argv", ["endpoint.py", "--out", str(tmp_path / "run")])
+    monkeypatch.setattr(sys, "argv", ["endpoint.py", "--agent", agent, "--out", str(tmp_path / "run")])
     runpy.run_path(str(ROOT / "benchmarks" / "endpoint.py"), run_name="__main__")
     said = capsys.readouterr().out
     before, _, after = said.rpartition("success, sampled: ")[2].partition(";")[0].partition(" -> ")
