@@ -74,6 +74,20 @@ fork of that process: it begins with the same modules and with random numbers th
 other attempts do. A fork takes some milliseconds and about a megabyte. One that crashes fails its attempt and no other;
 one that hangs is killed at the attempt's deadline; all end with the run, however that ends. What passes between them is
 JSON, and never code. The environments behind an openenv server run where the server runs.
+
+## One that was trained
+
+`turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for thirty
+numbers. It imitates an expert whose every fourth guess is a wild one, then takes 40 steps of 24 x 8 attempts. On 256 held-out
+tasks:
+
+```
+before: held-out success 0.344 sampled, 0.574 greedy
+after:  held-out success 0.621 sampled, 0.703 greedy
+```
+
+The 40 steps took 6 minutes on two cores, beside other work, with every attempt in a process of its own.
+`recipes/textarena-guess.toml` is the same game for SmolLM2-135M.
 """
 
 
