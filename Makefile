@@ -2,6 +2,7 @@
 # make test       the tests, in under ten minutes
 # make test-all   the slow ones too
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/vllm.md
+# make test-verifiers  environments of verifiers, in an environment of its own: docs/envs/verifiers.md
 # make check      formatting, lint, types
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
@@ -11,6 +12,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+VERIFIERS_VENV ?= .venv-verifiers
 TORCH_INDEX ?=
 ARGS ?=
 RECIPE ?= recipes/quickstart.toml
@@ -18,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: train test test-all test-vllm check bench format clean
+.PHONY: train test test-all test-vllm test-verifiers check bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -52,6 +54,15 @@ $(VLLM_VENV)/.done: requirements-vllm.txt
 test-vllm: $(VLLM_VENV)/.done
 	$(VLLM_VENV)/bin/python -m pytest --timeout 900 tests/engines/test_vllm.py tests/engines/vllm $(ARGS)
 
+$(VERIFIERS_VENV)/.done: requirements-verifiers.txt
+	@echo "installing verifiers into $(VERIFIERS_VENV) (once; a few minutes)"
+	@test -x $(VERIFIERS_VENV)/bin/python || $(PYTHON) -m venv $(VERIFIERS_VENV)
+	@$(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-verifiers.txt
+	@touch $@
+
+test-verifiers: $(VENV)/.dev $(VERIFIERS_VENV)/.done
+	VERIFIERS_PYTHON=$(VERIFIERS_VENV)/bin/python $(BIN)/python -m pytest tests/envs/adapters/test_verifiers.py $(ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,4 +76,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

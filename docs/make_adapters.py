@@ -47,10 +47,12 @@ name = "textarena:GuessTheNumber-v0"
 | [gem](#gem) | 0.1.0 | `gem:game:GuessTheNumber-v0-easy` | seeds | every turn | GuessTheNumber |
 | [bfcl](#bfcl) | 2026.3.23 | `bfcl:multi_turn_base` | its 200 conversations | once, at the end | all |
 | [openenv](#openenv) | 0.3.0 | `openenv:http://127.0.0.1:8000` | seeds | inside observations | none |
+| [verifiers](verifiers.md) | 0.4.0 | `verifiers:textarena` | rows of a taskset | once, at the end | none |
 
 `pip install "turnwise[envs]"` brings textarena, gymnasium, minigrid, reasoning-gym, skyrl-gym and what the client of
 openenv needs. textworld is `pip install textworld`. gem and bfcl ask for versions of other packages that do not go
 with ours: `pip install --no-deps gem-llm bfcl-eval` installs them; `requirements-envs.txt` is what the tests have.
+verifiers plays its environments itself, in a Python of its own: it has [a page](verifiers.md).
 
 *Tasks* are seeds of the library's own generator unless the table says otherwise. Training and held-out seeds are
 different ones, always. Two seeds may still begin the same game where there are few: thirty numbers to guess are thirty
@@ -77,9 +79,9 @@ JSON, and never code. The environments behind an openenv server run where the se
 
 ## One that was trained
 
-`turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for thirty
-numbers. It imitates an expert whose every fourth guess is a wild one, then takes 40 steps of 24 x 8 attempts. On 256 held-out
-tasks:
+`turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for
+thirty numbers. It imitates an expert whose every fourth guess is a wild one, then takes 40 steps of 24 x 8 attempts. On
+256 held-out tasks:
 
 ```
 before: held-out success 0.344 sampled, 0.574 greedy

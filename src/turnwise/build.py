@@ -306,7 +306,7 @@ def endpoint_of(recipe: Recipe) -> Endpoint:
 
 def driven(recipe: Recipe, plays: Mapping[str, Play]) -> Mapping[str, Play]:
     """The agents of a recipe, all of them."""
-    assert all(entry.label in plays for entry in recipe.env if entry.agent), "an agent is left out"
+    assert all(entry.label in plays for entry in recipe.env if entry.is_driven), "an agent is left out"
     return plays
 
 

@@ -143,6 +143,11 @@ class Environment(Section):
     def label(self) -> str:
         return self.dataset or self.name.rpartition(":")[2]
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether an agent drives the attempts: the recipe's, or that of a library which plays itself."""
+        return bool(self.agent) or self.name.partition(":")[0] == "verifiers"
+
     @model_validator(mode="after")
     def tasks_come_from_one_place(self) -> Self:
         if self.heldout and not self.data:
@@ -153,9 +158,9 @@ class Environment(Section):
 
     @model_validator(mode="after")
     def agents_are_here(self) -> Self:
-        if not self.agent and "agents_at_once" in self.changed:
+        if not self.is_driven and "agents_at_once" in self.changed:
             raise ValueError("agents_at_once is ignored without an agent")
-        if self.agent and self.actors:
+        if self.is_driven and self.actors:
             raise ValueError("an agent acts in environments of the run's own process; remove actors")
         return self
 
@@ -656,7 +661,7 @@ class Recipe(Section):
                 f'model.device = "{self.model.device}" is ignored on a Ray cluster, where cluster.gpus = '
                 f"{self.cluster.gpus:g} decides; remove it"
             )
-        if self.endpoint.changed and not any(environment.agent for environment in self.env):
+        if self.endpoint.changed and not any(environment.is_driven for environment in self.env):
             raise ValueError(f"endpoint.{self.endpoint.changed[0]} is ignored without an env.agent; remove it")
         if not self.cluster.on_ray and any(environment.actors for environment in self.env):
             raise ValueError('env.actors needs a Ray cluster; set cluster.placement = "colocated" or "disaggregated"')

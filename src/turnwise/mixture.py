@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -21,7 +22,7 @@ from turnwise.envs.base import Environment
 from turnwise.given import given_tasks
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
 from turnwise.schedule.tasks import TaskOrder
-from turnwise.serve.agents import find_agent
+from turnwise.serve.agents import Agent, calling, find_agent
 from turnwise.serve.drive import Driver
 from turnwise.serve.endpoint import Endpoint
 from turnwise.types import Task
@@ -78,10 +79,22 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
 def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
     """By dataset: who makes the turns, where an agent does, through the endpoint."""
     return {
-        entry.label: Driver(find_agent(entry.agent), endpoint, asyncio.Semaphore(entry.agents_at_once))
+        entry.label: Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once))
         for entry in recipe.env
-        if entry.agent
+        if (agent := agent_of(entry)) is not None
     }
+
+
+def agent_of(entry: config.Environment) -> Agent | None:
+    """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
+    acts in it directly."""
+    found = environment_class(entry.name)
+    if getattr(found, "agent_for", None) is None:
+        return find_agent(entry.agent) if entry.agent else None
+    if entry.agent:
+        raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')
+    settings = check_arguments(entry.name, "env.settings", found, entry.settings)
+    return calling(found.agent_for(**settings), entry.name)
 
 
 def batches_of(recipe: Recipe) -> dict[str, Batches]:
@@ -114,7 +127,10 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
         if entry.data:
             made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
         else:
-            arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, ("self", "split", "seed"))
+            supplied = ("self", "split", "seed", "settings")
+            arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, supplied)
+            if "settings" in inspect.signature(found.tasks).parameters:
+                arguments["settings"] = check_arguments(entry.name, "env.settings", found, entry.settings)
             made = found.tasks(split, recipe.seed if split == "train" else 0, **arguments)
         tasks = [checked(task, entry.label) for task in islice(made, count)]
         if not tasks:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.build import check, limits, model_and_tokenizer
+from turnwise.build import check, endpoint_of, limits, model_and_tokenizer
 from turnwise.config import Recipe
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
-from turnwise.mixture import environment_makers, tasks_of
+from turnwise.mixture import environment_makers, plays_of, tasks_of
 from turnwise.rollout.agent import Attempt, attempt
 from turnwise.rollout.render import Renderer
 from turnwise.types import Tokens
@@ -44,6 +44,11 @@ async def play(recipe: Recipe, number: int) -> int:
     patient = replace(limits(recipe), turn_seconds=86400.0, attempt_seconds=86400.0)
     sampling = Sampling(recipe.rollout.max_action_tokens)
     make = environment_makers(recipe)[task.dataset]
-    made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient)
+    endpoint = endpoint_of(recipe)
+    playing = plays_of(recipe, endpoint).get(task.dataset)
+    try:
+        made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient, playing)
+    finally:
+        endpoint.close()
     print(f"\n{made.status}: total reward {made.total:g} in {len(made.turns)} turns")
     return 0

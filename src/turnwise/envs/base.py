@@ -133,7 +133,9 @@ class Environment(Protocol):
 
     It may say with `task_fields = {"question": str, ...}` what a task's data must have, by which tasks that a user
     gives are checked, and may refuse settings before a run starts with a classmethod `check_settings(**settings)`. With
-    `reads_calls = True` it needs a recipe that says how calls are written (`rollout.tools`).
+    `reads_calls = True` it needs a recipe that says how calls are written (`rollout.tools`). A `tasks` that takes
+    `settings` gets those of the constructor. One that plays itself brings the function that `env.agent` would name,
+    with a classmethod `agent_for(**settings)`.
 
     A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
     classmethods `step_many(environments, messages) -> list[Reply | Exception]` and

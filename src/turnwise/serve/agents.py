@@ -86,6 +86,11 @@ def function_agent(name: str) -> Agent:
         raise ValueError(f'env.agent = "{name}": module {module} has no {attribute}') from None
     if not callable(function):
         raise ValueError(f'env.agent = "{name}": {attribute} is no function')
+    return calling(function, name)
+
+
+def calling(function: Callable[..., Any], name: str) -> Agent:
+    """The agent that a function is."""
     return partial(run_function, function, names_of(function, name))
 
 

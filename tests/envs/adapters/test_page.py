@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "envs" / "adapters.md").read_text()
 
 
 def test_every_adapter_has_a_section():
-    assert {show.title for show in MAKER["SHOWS"]} == set(ADAPTERS)
+    assert {show.title for show in MAKER["SHOWS"]} | {"verifiers"} == set(ADAPTERS)  # which has a page of its own
     assert PAGE.startswith(MAKER["HEAD"])
 
 

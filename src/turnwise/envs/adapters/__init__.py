@@ -21,6 +21,7 @@ ADAPTERS = {
     "skyrl_gym": "turnwise.envs.adapters.skyrl_gym:SkyRLGym",
     "textarena": "turnwise.envs.adapters.textarena:TextArena",
     "textworld": "turnwise.envs.adapters.textworld:TextWorld",
+    "verifiers": "turnwise.envs.adapters.verifiers:Verifiers",
 }
 
 
@@ -31,7 +32,7 @@ def adapted(library: str, name: str) -> Any:
     kind = getattr(importlib.import_module(module), attribute)
     if not name:
         raise ValueError(f'env.name = "{library}:" names no environment; write for instance "{kind.example}"')
-    if importlib.util.find_spec(kind.library) is None:
+    if kind.library and importlib.util.find_spec(kind.library) is None:
         raise ValueError(f'env.name = "{library}:{name}" needs {kind.library}: {kind.install}')
     found = type(kind.__name__, (kind,), {"name": name})
     return isolate(found, ADAPTERS[library]) if kind.isolated else found

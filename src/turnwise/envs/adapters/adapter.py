@@ -14,8 +14,8 @@ class Adapter:
     """One of a library's environments: an `Environment`, whose methods are plain functions where it is isolated. Where
     there is an expert, it demonstrates."""
 
-    library: ClassVar[str]
-    """The module that must be there."""
+    library: ClassVar[str] = ""
+    """The module that must be there; empty where the library is somewhere else."""
     install: ClassVar[str] = 'pip install "turnwise[envs]"'
     """What to do where it is not."""
     example: ClassVar[str]
