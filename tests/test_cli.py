@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -249,6 +250,12 @@ def test_sft_learns_from_conversations_in_a_file(tmp_path: Path, capsys: pytest.
     assert "line 2" in printed
     printed = mistake(capsys, "sft", recipe, f"out={tmp_path / 'n'}", f"sft={{data='{data}', updates=3, noise=0.1}}")
     assert "noise and demonstrations apply" in printed
+
+
+def test_play_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["play", "hops"]) == 130
+    assert capsys.readouterr().err.endswith("stopped before the attempt had ended\n")
 
 
 def test_play_shows_what_the_model_would_see(

@@ -252,7 +252,11 @@ def play_command(chosen: argparse.Namespace) -> int:
         for override in chosen.overrides:
             recipes.apply_override(tree, override)
         recipe = recipes.parse_recipe(tree, "play")
-    return asyncio.run(play.play(recipe, chosen.task))
+    try:
+        return asyncio.run(play.play(recipe, chosen.task))
+    except KeyboardInterrupt:  # or the end of what there was to say
+        print("\nstopped before the attempt had ended", file=sys.stderr)
+        return 130
 
 
 def data_command(chosen: argparse.Namespace) -> int:
