@@ -271,6 +271,7 @@ def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_a
     assert router.places[0].served > seen["after"] >= seen["served"] > 0
 
 
+@pytest.mark.slow
 def test_a_real_replica_that_is_killed_in_the_middle_of_a_call(tmp_path):
     """The call is made again with the same seed, and gives the same tokens."""
 
