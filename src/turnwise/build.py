@@ -111,7 +111,7 @@ async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) ->
 
 
 def set_threads(recipe: Recipe) -> None:
-    cores = os.cpu_count() or 1
+    cores = 1 if recipe.model.path == "tiny" else os.cpu_count() or 1
     torch.set_num_threads(recipe.model.threads or max(1, cores // (2 if recipe.max_lag else 1)))
 
 

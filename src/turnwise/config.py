@@ -53,7 +53,8 @@ class Model(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where model and engine live; auto takes cuda where there is one, else cpu."""
     threads: int = Field(0, ge=0)
-    """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap."""
+    """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap, and one for a tiny
+    model, whose kernels are done before a second thread has woken up."""
     checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass, which computes each layer once more: less memory, more
     time, the same result."""

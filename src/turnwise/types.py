@@ -254,6 +254,10 @@ class Turn:
     broke: Break = Break.none
     """Why the prompt does not begin with the turn before."""
 
+    def __repr__(self) -> str:
+        """Short: asyncio writes out the result of a whole run when that ends."""
+        return f"Turn({len(self.prompt)} + {len(self.action)} tokens, {self.stop}, reward {self.reward:g})"
+
     def __post_init__(self) -> None:
         fix = object.__setattr__
         fix(self, "prompt", frozen_array(self.prompt, np.int32, "Turn.prompt"))
