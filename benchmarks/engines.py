@@ -440,7 +440,7 @@ def report(lines: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under a minute: shows that it runs, no figures")
+    parser.add_argument("--quick", action="store_true", help="a minute or so: shows that it runs, no figures")
     parser.add_argument("--json", type=Path, help="where every measurement goes")
     parser.add_argument("--sizes", nargs="+", choices=VOCABULARY, default=None)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
