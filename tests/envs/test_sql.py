@@ -1,4 +1,5 @@
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -7,6 +8,8 @@ from acting import attempted, byte_tokenizer, limits, run, says
 from turnwise.envs import flights, sql
 from turnwise.envs.database import Table
 from turnwise.envs.sql import Sql, same, written
+from turnwise.mixture import tasks_of
+from turnwise.recipes import load_recipe
 from turnwise.rollout.agent import Attempt
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.render import Renderer
@@ -48,6 +51,12 @@ async def played(task, *said):
 
 
 # ---------------------------------------------------------------- questions
+
+
+def test_the_recipe_finds_its_tasks():
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "sql.toml", [])
+    assert len(tasks_of(recipe, "train")["sql"]) == recipe.env[0].tasks["count"]
+    assert len(tasks_of(recipe, "heldout", recipe.evaluation.final_tasks)["sql"]) == recipe.evaluation.final_tasks
 
 
 def test_splits_share_no_entity():
