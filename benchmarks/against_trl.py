@@ -43,7 +43,7 @@ from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.mixture import environment_makers, task_order, tasks_of
 from turnwise.recipes import parse_recipe
 from turnwise.runs.archive import read_step
-from turnwise.runs.curve import GRID, INK, MUTED, smooth
+from turnwise.runs.curve import INK, MUTED, draw_scale, smooth
 from turnwise.runs.folder import RunFolder
 from turnwise.screen import PlainScreen
 from turnwise.types import Trajectory
@@ -372,7 +372,6 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib
     import numpy as np
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
     matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
     cases = list(dict.fromkeys(line["case"] for line in lines))
@@ -389,14 +388,8 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set_title(f"hops, {case.split('-')[1]} parameters", loc="left", color=INK)
         axes.set_xlabel("seconds of CPU time, one thread", color=MUTED)
         axes.set_ylabel("training attempts that succeed", color=MUTED)
-        axes.set_ylim(0, 1.02)
+        draw_scale(axes)
         axes.set_xlim(0, None)
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-        axes.grid(axis="y", color=GRID)
-        axes.set_axisbelow(True)
-        axes.tick_params(colors=MUTED, length=0)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
         axes.legend(loc="lower right", frameon=False, labelcolor=INK)
     figure.savefig(path, format="svg", metadata={"Date": None})
 

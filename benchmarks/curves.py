@@ -36,7 +36,7 @@ from turnwise.loop import Stages
 from turnwise.plan.pack import fill, lay_out, pack
 from turnwise.plan.plan import Plan
 from turnwise.recipes import load_recipe
-from turnwise.runs.curve import GRID, INK, MUTED
+from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
@@ -334,7 +334,6 @@ def draw(comparison: Comparison, runs: Mapping[str, Sequence[Mapping[str, Any]]]
     """Write an SVG: the seeds of each arm as thin lines, their mean and its interval."""
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
     matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
     figure = Figure(figsize=(9, 5.2), facecolor="white", layout="constrained")
@@ -360,13 +359,7 @@ def draw(comparison: Comparison, runs: Mapping[str, Sequence[Mapping[str, Any]]]
     axes.axhline(GOAL, color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel("held-out attempts that succeed", color=MUTED)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    draw_scale(axes)
     axes.legend(loc="lower right", frameon=False, labelcolor=INK)
     figure.savefig(path, format="svg", metadata={"Date": None})
 

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 from turnwise import run
 from turnwise.recipes import load_recipe
 from turnwise.runs.checkpoint import latest_checkpoint
-from turnwise.runs.curve import GRID, INK, MUTED
+from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import wilson
 from turnwise.runs.tracker import read_metrics
@@ -82,7 +82,6 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Write an SVG: every seed as a thin line, their mean as a thick one."""
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
     matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
     figure = Figure(figsize=(9, 5.2), facecolor="white", layout="constrained")
@@ -96,13 +95,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.plot(steps, middle, color=NAMES[name], linewidth=2.6, marker="o", markersize=5, label=name)
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel("held-out attempts that succeed", color=MUTED)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    draw_scale(axes)
     axes.legend(loc="lower right", frameon=False, labelcolor=INK)
     figure.savefig(path, format="svg", metadata={"Date": None})
 

@@ -199,10 +199,7 @@ async def play(
     record: Record,
 ) -> Status:
     """Per turn: render the prompt, check the limits on that prompt, generate, step the environment, record."""
-    reply = await ask(clock, environment.open, which.task)
-    if reply.finished or reply.reward:
-        raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
-    record.pay(reply)
+    reply = await opened(which, environment, clock, record)
     messages, tools = reply.history or reply.messages, reply.tools or ()
     prompt = renderer.first(messages, tools)
     while True:
@@ -232,6 +229,15 @@ async def play(
         shown, messages = messages, (*messages, said, *reply.messages) if reply.history is None else reply.history
         offered, tools = tools, tools if reply.tools is None else reply.tools
         prompt = renderer.next(turn, shown, messages, tools, offered)
+
+
+async def opened(which: Attempt, environment: Environment, clock: Clock, record: Record) -> Reply:
+    """What the environment begins an attempt with; it may pay for the attempt already, and not for a turn."""
+    reply = await ask(clock, environment.open, which.task)
+    if reply.finished or reply.reward:
+        raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
+    record.pay(reply)
+    return reply
 
 
 def answered(fault: str, before: Reply) -> Reply:

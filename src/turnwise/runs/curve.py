@@ -77,20 +77,28 @@ def _series(
 
 def _draw_frame(axes: Any, title: str, steps: Sequence[float]) -> None:
     """Title, axes that reach over all `steps` and the whole range of success, and a quiet grid."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", fontsize=18, fontweight="bold", color=INK, pad=44)
     axes.set_xlabel("step", fontsize=13, color=MUTED, labelpad=8)
     axes.set_ylabel("attempts that succeed", fontsize=13, color=MUTED, labelpad=8)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    draw_scale(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     first, last = min(steps, default=0), max(steps, default=0)
     room = 0.02 * max(1, last - first)
     axes.set_xlim(first - room, max(last, first + 1) + room)
+    axes.tick_params(labelsize=12, pad=6)
+    axes.spines["bottom"].set_color(GRID)
+
+
+def draw_scale(axes: Any) -> None:
+    """The whole range of success in percent, with a quiet grid and no frame."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.grid(axis="y", color=GRID, linewidth=1)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, labelsize=12, length=0, pad=6)
+    axes.tick_params(colors=MUTED, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment, Reply
-from turnwise.rollout.agent import Attempt, Clock, EnvironmentFailure, Record, ask, call, checked
+from turnwise.rollout.agent import Attempt, Clock, EnvironmentFailure, Record, call, checked, opened
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.serve.agents import Agent, Visit, spoken
@@ -48,10 +48,7 @@ class Driver:
         clock.stop()
         async with self.places:
             clock.start()
-            reply = await ask(clock, environment.open, which.task)
-            if reply.finished or reply.reward:
-                raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
-            record.pay(reply)
+            reply = await opened(which, environment, clock, record)
             clock.end_call()
             session = Session(which, engine, renderer, sampling, limits, MODEL)
             address = self.endpoint.open(session)

@@ -107,7 +107,7 @@ def test_the_run_keeps_its_own_random_numbers():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("GuessTheNumbr-v0", {}, "textarena has no game GuessTheNumbr-v0; did you mean GuessTheNumber-v0?"),
+        ("GuessTheNumbr-v0", {}, "textarena has no environment GuessTheNumbr-v0; did you mean GuessTheNumber-v0?"),
         ("SecretMafia-v0", {}, "SecretMafia-v0 is not for one player or two"),
         ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 of them, from 0"),
         ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 of them, from 0"),

@@ -46,6 +46,24 @@ class Adapter:
         """ValueError where the library has no environment of this name, or makes none with these settings."""
 
 
+class Registered(Adapter):
+    """One of the environments in a library's own registry."""
+
+    @classmethod
+    def registry(cls) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = importlib.import_module(f"{cls.library}.envs.registration").ENV_REGISTRY
+        return found
+
+    @classmethod
+    def warm(cls) -> None:
+        if (entry := cls.registry().get(cls.name)) is not None:
+            importlib.import_module(entry.entry_point.partition(":")[0])
+
+    def check(self) -> None:
+        if self.name not in self.registry():
+            raise unknown(f"{self.library} has no environment", self.name, self.registry())
+
+
 def unknown(what: str, name: str, names: Iterable[str]) -> ValueError:
     """The error for a name that a library does not know, with the nearest one that it does."""
     from turnwise.arguments import suggest  # with a library that no attempt needs

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from turnwise.envs.adapters.adapter import Adapter, heard, unknown
+from turnwise.envs.adapters.adapter import Registered, heard
 from turnwise.envs.base import Reply
 from turnwise.types import Message, Task
 
 
-class Gem(Adapter):
+class Gem(Registered):
     """One of the environments that `gem.make` knows.
 
     Example:
@@ -29,21 +28,8 @@ class Gem(Adapter):
         self.options = dict(options or {})
 
     @classmethod
-    def warm(cls) -> None:
-        from gem.envs.registration import ENV_REGISTRY
-
-        if cls.name in ENV_REGISTRY:
-            importlib.import_module(ENV_REGISTRY[cls.name].entry_point.partition(":")[0])
-
-    @classmethod
     def demonstrates(cls) -> bool:
         return cls.name.startswith("game:GuessTheNumber-")
-
-    def check(self) -> None:
-        from gem.envs.registration import ENV_REGISTRY
-
-        if self.name not in ENV_REGISTRY:
-            raise unknown("gem has no environment", self.name, ENV_REGISTRY)
 
     def open(self, task: Task) -> Reply:
         import gem

@@ -6,13 +6,12 @@ the game is over, player by player. It draws from Python's global generator, so 
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping
 from random import Random
 from typing import Any, Literal
 
-from turnwise.envs.adapters.adapter import Adapter, heard, unknown
+from turnwise.envs.adapters.adapter import Registered, heard
 from turnwise.envs.base import Reply
 from turnwise.types import Message, Task
 
@@ -21,7 +20,7 @@ ROLE = re.compile(r"\[(GAME|Player( \d+)?)\]")
 """How the library marks who speaks, which is no move."""
 
 
-class TextArena(Adapter):
+class TextArena(Registered):
     """A game.
 
     Example:
@@ -43,21 +42,11 @@ class TextArena(Adapter):
         self.pays = pays
 
     @classmethod
-    def warm(cls) -> None:
-        from textarena.envs.registration import ENV_REGISTRY
-
-        if cls.name in ENV_REGISTRY:
-            importlib.import_module(ENV_REGISTRY[cls.name].entry_point.partition(":")[0])
-
-    @classmethod
     def demonstrates(cls) -> bool:
         return cls.name.startswith("GuessTheNumber-")
 
     def check(self) -> None:
-        from textarena.envs.registration import ENV_REGISTRY
-
-        if self.name not in ENV_REGISTRY:
-            raise unknown("textarena has no game", self.name, ENV_REGISTRY)
+        super().check()
         self.open(Task("check", self.name, {"seed": 0}))
         if self.players == 2:  # whoever begins, the other one's first move must be readable
             type(self)(self.options, 1 - self.player).open(Task("check", self.name, {"seed": 0}))
