@@ -1,11 +1,14 @@
 """Small values for tests: turns, groups and models that can be read at a glance."""
 
 import math
+import os
+import sys
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
+import turnwise
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
 
 VOCABULARY = 64
@@ -143,3 +146,21 @@ def distance(one, other):
     """Norm of the difference, relative to the norm of `other`."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-300))
+
+
+def lines_run(function):
+    """How many lines of the package a call runs: a measure of work that no other load on the machine changes."""
+    package, count = os.path.dirname(turnwise.__file__) + os.sep, 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename.startswith(package)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count

@@ -1,12 +1,11 @@
 import math
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import few, make_turn, make_turns
+from making import few, lines_run, make_turn, make_turns
 from plan.tries import EDGE_IDS, actions_of, assert_lays_out, sequence, shared_turns, trained
 from turnwise.plan.cut import cut
 from turnwise.plan.tree import common, tree
@@ -178,24 +177,6 @@ def test_a_comb_is_one_chain_with_short_branches():
 
 
 # ---------------------------------------------------------------- work
-
-
-def lines_run(function):
-    """How many lines of the package a call runs."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line" and "turnwise" in frame.f_code.co_filename
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 @settings(max_examples=20, deadline=None)

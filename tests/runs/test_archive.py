@@ -1,13 +1,13 @@
 import json
 import math
 from dataclasses import fields
-from time import perf_counter
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from making import lines_run, make_turn
 from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
 from turnwise.types import (
     Break,
@@ -160,15 +160,23 @@ def test_what_is_read_shares_storage(tmp_path):
     )
 
 
-def test_a_step_is_written_in_milliseconds(tmp_path):
-    rng = np.random.default_rng(0)
-    records = [kept_record(rng, size=8, num_turns=4, name=f"hops-{group}") for group in range(8)]
-    seconds = []
-    for step in range(5):
-        start = perf_counter()
-        write_step(tmp_path, step, records)
-        seconds.append(perf_counter() - start)
-    assert min(seconds) < 0.1
+def test_python_loops_over_turns_and_not_over_tokens(tmp_path):
+    """A hundred times the tokens take exactly the same lines, to write and to read."""
+
+    def of_length(times):
+        turns = [make_turn(np.arange(5 * times), np.arange(3 * times)) for _ in range(4)]
+        shares = tuple(np.ones(3 * times, np.float32) for _ in turns)
+        return [Record(Group(Task("a", "hops"), (Trajectory(tuple(turns), Status.finished),)), True, shares, shares)]
+
+    def lines_to_write(times):
+        records = of_length(times)
+        return lines_run(lambda: write_step(tmp_path / str(times), 1, records))
+
+    def lines_to_read(times):
+        return lines_run(lambda: read_step(tmp_path / str(times) / "step-000001.parquet"))
+
+    assert lines_to_write(1) == lines_to_write(100)
+    assert lines_to_read(1) == lines_to_read(100)
 
 
 def test_groups_without_attempts_and_steps_without_groups(tmp_path):

@@ -54,9 +54,7 @@ def check_checksums(folder: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     """Files under a folder, relative to it, without the checksums themselves."""
-    found = [
-        Path(place, name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
-    ]
+    found = [Path(place, name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names]
     return [name for name in found if name != NAME]
 
 
