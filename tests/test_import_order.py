@@ -172,7 +172,7 @@ def heavy_after(*arguments):
     """Which heavy libraries a fresh interpreter has loaded after running some code, and what it printed."""
     report = f"lambda: print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     code = f"import atexit, sys; atexit.register({report})\n{arguments[0]}"
-    done = subprocess.run([sys.executable, "-c", code, *arguments[1:]], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *arguments[1:]], capture_output=True, text=True, timeout=600)
     return ast.literal_eval(done.stderr.splitlines()[-1]), done
 
 

@@ -201,7 +201,7 @@ def killed_at(folder: Path, out: Path, lines: int) -> None:
     code = KILLED.format(tests=tests, resume=out.exists(), out=str(out), folder=str(folder))
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
     metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
             process.send_signal(signal.SIGKILL)

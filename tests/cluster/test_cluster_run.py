@@ -30,7 +30,6 @@ async def stopped_after_a_step(recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_over_two_ranks_is_that_of_one_process_and_goes_on_as_one(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -49,7 +48,6 @@ def test_a_run_over_two_ranks_is_that_of_one_process_and_goes_on_as_one(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_warm_start_and_critic_learn_over_two_ranks_too(tmp_path):
     recipe = micro_recipe(tmp_path, *FEW, "steps=1", "cluster.ranks=2", "credit.name=gae", "sft.updates=1")
     go(recipe)

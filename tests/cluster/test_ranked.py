@@ -15,7 +15,6 @@ from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 
-pytestmark = pytest.mark.timeout(600)  # the processes of the pool start with the first test
 TIED = {"qwen3": True, "llama": False}
 
 

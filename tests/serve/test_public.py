@@ -98,10 +98,10 @@ def test_the_command_serves_a_model_until_it_is_told_to_stop(model):
             request = urllib.request.Request(
                 f"{where}/chat/completions", json.dumps(body).encode(), {"authorization": "Bearer k"}
             )
-            made = json.load(urllib.request.urlopen(request, timeout=60))
+            made = json.load(urllib.request.urlopen(request, timeout=600))
             assert made["usage"]["completion_tokens"] <= 4
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=600) == 0
         finally:
             process.kill()
 

@@ -53,7 +53,7 @@ def from_events(text):
 
 async def many(endpoint, numbers):
     engine = says(echo, render=hermes())
-    async with httpx2.AsyncClient(timeout=90, limits=httpx2.Limits(max_connections=SESSIONS)) as client:
+    async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=SESSIONS)) as client:
         agent = make_agent(client)
         tasks = [Task(f"t-{number}", "hops", {"secret": f"secret-{number:08x}"}) for number in numbers]
         made = await asyncio.gather(

@@ -5,7 +5,6 @@ from adapting import check_independence, played, tasks_for, texts, total
 from turnwise.mixture import environment_class
 
 GAME = "textworld:custom"
-pytestmark = pytest.mark.timeout(300)  # a game takes seconds to compile, and longer beside other tests
 SMALL = {"nb_rooms": 2, "nb_objects": 3, "quest_length": 2}
 
 

@@ -36,7 +36,7 @@ LAB, TOOLED = "verifiers:lab", "verifiers:tooled"
 
 def with_library(test):
     missing = pytest.mark.skipif(not Path(PYTHON).exists(), reason="verifiers is not installed: make test-verifiers")
-    return pytest.mark.timeout(600)(missing(test))
+    return missing(test)
 
 
 @pytest.fixture(autouse=True)
