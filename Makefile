@@ -1,6 +1,7 @@
 # make train      train the quickstart; ARGS="max_lag=2 seed=1 out=runs/x" are passed on
 # make test       the tests, in under ten minutes
-# make test-all   the slow ones too
+# make test-all   the slow ones too, then once more with busy loops beside
+# make test-load  make test beside ten busy loops a core
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/vllm.md
 # make test-verifiers  environments of verifiers, in an environment of its own: docs/envs/verifiers.md
 # make check      formatting, lint, types
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: train test test-all test-vllm test-verifiers check bench format clean
+.PHONY: train test test-all test-load test-vllm test-verifiers check bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -42,6 +43,10 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto $(ARGS)
+	.ci/under_load $(MAKE) test
+
+test-load: $(VENV)/.dev
+	.ci/under_load $(MAKE) test
 
 $(VLLM_VENV)/.done: requirements-vllm.txt
 	@echo "installing vLLM for CPUs into $(VLLM_VENV) (once; several minutes)"
