@@ -159,7 +159,7 @@ async def train(
             progress.used = stream.used.copy()
             stream.fairness.trained(taken.kept)
             progress.updates += settings.updates_per_step
-            progress.lag_max = max(progress.lag_max, int(metrics["lag/max"]))
+            progress.lag_max = max(progress.lag_max, int(np.nan_to_num(metrics["lag/max"])))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
             measured = {**metrics, **found.metrics, **timings, **stream.fairness.metrics()}
             await after(progress, measured, records, stream.waiting())
@@ -258,7 +258,7 @@ def train_step(
             metrics, logprobs = learner.update(plan, credits[index], weights[index], told, stages.objective)
             if lessons:
                 metrics |= learner.update_critic(plan, lessons[index], weights[index], scores["values"][index])
-            if not logged:
+            if not sampled_gap and all(update["idle"] or update["skipped"] for update in logged):
                 sampled_gap = gap(turns[index], logprobs, version)
             logged.append(metrics)
     metrics = {
@@ -266,7 +266,7 @@ def train_step(
         **sampled_gap,
         **measured,
         "lag/masked_turns": float(sum(of_batch.sum() for of_batch in stale)),
-        **{name: float(np.mean([update[name] for update in logged])) for name in logged[0]},
+        **mean_of_updates(logged),
         "tokens/planned": float(sum(plan.num_tokens for batch in plans for plan in batch)),
         "tokens/action": float(sum(len(plan.action_nodes) for batch in plans for plan in batch)),
         "passes": float(sum(plan.num_stretches for batch in plans for plan in batch)),
@@ -274,6 +274,12 @@ def train_step(
         "seconds/train": time.perf_counter() - began,
     }
     return metrics, records_of(taken, credit, flat(weights))
+
+
+def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the updates that have it: one whose tokens have no weight measures nothing."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: float(np.mean([update[name] for update in updates if name in update])) for name in names}
 
 
 def old_of(

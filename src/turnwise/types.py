@@ -286,6 +286,10 @@ class Turn:
         return Turn, tuple(getattr(self, name) for name in Turn.__slots__)
 
 
+LARGEST_PAY = 1e30
+"""The largest reward, outcome or mark of an environment: squares and sums of such numbers are finite in float64."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One attempt at a task: its turns in order, how it ended and what it was paid.

@@ -75,8 +75,8 @@ def test_an_update_is_the_gradient_of_the_weighted_sum():
     found = gradients(model)
     assert max(distance(found[name], wanted[name]) for name in wanted) < 1e-13
     assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-12)
-    assert metrics["entropy"] == pytest.approx(float((entropies * weight).sum().detach()), rel=1e-12)
-    assert metrics["ratio"] == pytest.approx(float((ratio * weight).sum().detach()), rel=1e-12)
+    assert metrics["entropy"] == pytest.approx(float(((entropies * weight).sum() / weight.sum()).detach()), rel=1e-12)
+    assert metrics["ratio"] == pytest.approx(float(((ratio * weight).sum() / weight.sum()).detach()), rel=1e-12)
     assert 0 < metrics["clipped"] < 1
     assert metrics["gradient_norm"] == pytest.approx(math.sqrt(sum((g**2).sum() for g in wanted.values())))
     assert metrics["skipped"] == 0.0
@@ -118,7 +118,7 @@ def test_without_old_logprobs_the_policy_is_its_own():
     metrics, now = learners[0].update(plans, credit, weights, {}, CLIP)
     same = learners[1].score(plans, len(TURNS))
     given_metrics, _ = learners[1].update(plans, credit, weights, {"old": same}, CLIP)
-    assert metrics["ratio"] == pytest.approx(sum(map(np.sum, weights)), rel=1e-12)
+    assert metrics["ratio"] == pytest.approx(1.0, rel=1e-12)
     assert metrics["clipped"] == 0.0
     assert [values.tolist() for values in now] == [values.tolist() for values in same]
     assert metrics == given_metrics
@@ -366,3 +366,37 @@ def test_seconds_are_counted_by_stage():
     assert learner.seconds["score"] > 0 == learner.seconds["optimizer"]
     learner.update(*batch(), CLIP)
     assert all(value > 0 for value in learner.seconds.values())
+
+
+# ---------------------------------------------------------------- tokens without a weight
+
+
+@pytest.mark.parametrize("spoilt", ["old", "credit"])
+@pytest.mark.parametrize("budget", [19, 1000])
+def test_a_turn_without_weight_may_hold_anything(spoilt, budget):
+    """It is left out: zero times what is not a number would be no number, and the whole update skipped."""
+    found = []
+    for value in (None, math.nan, math.inf):
+        learner = exact_learner(clip_norm=1e9)
+        plans, credit, weights, scores = batch(budget=budget)
+        weights[1], weights[4] = np.zeros_like(weights[1]), np.zeros_like(weights[4])
+        if value is not None:
+            told = {"old": scores["old"], "credit": credit}[spoilt]
+            told[1], told[4] = np.full(len(told[1]), value), np.full(len(told[4]), value)
+        metrics, _ = learner.update(plans, credit, weights, scores, CLIP)
+        assert metrics["skipped"] == 0.0
+        found.append((metrics, gradients(learner.policy.model)))
+    for metrics, gradient in found[1:]:
+        assert metrics == found[0][0]
+        assert same_bits(gradient, found[0][1])
+
+
+def test_an_update_whose_weights_are_all_zero_moves_nothing_and_measures_nothing():
+    learner = exact_learner(learning_rate=1e-2)
+    plans, credit, weights, scores = batch()
+    learner.update(plans, credit, weights, scores, CLIP)  # so that there is momentum
+    before = parameters(learner.policy.model)
+    metrics, _ = learner.update(plans, credit, [np.zeros_like(w) for w in weights], scores, CLIP)
+    assert (metrics["idle"], metrics["skipped"], metrics["loss"]) == (1.0, 0.0, 0.0)
+    assert not {"ratio", "entropy", "clipped"} & metrics.keys()
+    assert same_bits(parameters(learner.policy.model), before)

@@ -547,10 +547,12 @@ def test_an_inner_cancellation_of_the_environment_is_a_failed_attempt(where):
     assert environment.closed == 1
 
 
-@pytest.mark.parametrize("paid", [{"outcome": 1.7e308}, {"reward": 1.7e308}])
-def test_pay_that_adds_up_to_infinity_is_a_failed_attempt(paid):
-    made = run(attempted(Puppet(Reply(user("on"), **paid), Reply(finished=True, **paid))))
-    assert made.status is Status.failed
+@pytest.mark.parametrize("paid", [{"outcome": 1.7e308}, {"reward": -1.7e308}, {"reward": 10**400}])
+def test_pay_that_no_statistic_could_hold_is_a_failed_attempt(paid):
+    async def overpay():
+        return Reply(finished=True, **paid)
+
+    assert run(attempted(Puppet(overpay))).status is Status.failed
 
 
 def test_a_late_reward_is_paid_to_the_attempt():

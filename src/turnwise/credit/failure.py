@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turnwise.types import Group, Status, Trajectory
+from turnwise.types import LARGEST_PAY, Group, Status, Trajectory
 
 OnFailure = Callable[..., Group]
 
@@ -19,6 +19,8 @@ def drop(group: Group) -> Group:
 
 def pay(group: Group, *, value: float = 0.0) -> Group:
     """Attempts that failed or timed out after at least one turn count, and are paid `value` and nothing else."""
+    if not abs(value) <= LARGEST_PAY:
+        raise ValueError(f"rollout.on_failure: value must be a finite number up to {LARGEST_PAY:g} (got {value!r})")
     paid = tuple(counted(trajectory, value) for trajectory in group.failed if can_count(trajectory))
     rest = tuple(trajectory for trajectory in group.failed if not can_count(trajectory))
     return Group(group.task, (*group.trajectories, *paid), rest)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-from turnwise.types import Message, Task, ToolSpec
+from turnwise.types import LARGEST_PAY, Message, Task, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ def plain_number(given: Any) -> float:
         number = float(given)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"rewards, outcomes and marks are finite numbers, got {number}")
+    if not abs(number) <= LARGEST_PAY:
+        raise ValueError(f"rewards, outcomes and marks are finite numbers up to {LARGEST_PAY:g}, got {number:g}")
     return number
 
 

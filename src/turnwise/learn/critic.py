@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,6 +15,7 @@ from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
+from turnwise.learn.terms import counted, means_of
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan, Stretch
 
@@ -71,21 +71,24 @@ class Critic:
         where that makes the error larger.
         """
         self.stepper.clear()
-        sums = {"critic/loss": 0.0, "critic/clipped": 0.0, "critic/error": 0.0}
+        sums = {"critic/loss": 0.0, "critic/clipped": 0.0, "critic/error": 0.0, "weight": 0.0}
         for plan in plans:
             told = {"target": plan.gather(targets), "weight": plan.gather(weights), "old": plan.gather(old)}
-            for picked, values, _ in self.model.passes(plan):
-                here = {name: self.model.tensor(numbers[picked], values.dtype) for name, numbers in told.items()}
+            for picked, *found in self.model.passes(plan):
+                here, (values, _) = counted(self.model, told, picked, found)
                 terms, clipped = squared_error(values, here["target"], here["old"], self.clip)
                 total = (terms * here["weight"]).sum()
                 total.backward()
                 sums["critic/loss"] += float(total.detach())
+                sums["weight"] += float(told["weight"][picked].sum())
                 sums["critic/clipped"] += float((clipped * here["weight"]).sum())
                 sums["critic/error"] += float(((values - here["target"]).detach().abs() * here["weight"]).sum())
-        sums = reduce({**sums, "weighted": sum(float(np.any(weight)) for weight in weights)})
-        idle = not sums.pop("weighted")
-        stepped = self.stepper.step(math.isfinite(sums["critic/loss"]), idle)
-        return {**sums, **{f"critic/{name}": value for name, value in stepped.items() if name != "idle"}}
+        sums = reduce(sums)
+        stepped = self.stepper.step(math.isfinite(sums["critic/loss"]), idle=not sums["weight"])
+        return {
+            **means_of(sums, "critic/loss"),
+            **{f"critic/{name}": value for name, value in stepped.items() if name != "idle"},
+        }
 
     def save(self, folder: Path) -> None:
         """Weights and optimizer in a folder of a checkpoint."""

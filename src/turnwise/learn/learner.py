@@ -22,6 +22,7 @@ from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
 from turnwise.learn.teacher import Teacher, compared
+from turnwise.learn.terms import counted, means_of
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
 
@@ -89,7 +90,7 @@ class Learner:
         """
         before = time.perf_counter()
         self.stepper.clear()
-        sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0}
+        sums: dict[str, float] = {"loss": 0.0, "weight": 0.0}
         logprobs_now: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(credit)
         for plan in plans:
             told = {name: plan.gather(values) for name, values in scores.items()}
@@ -98,21 +99,22 @@ class Learner:
             if (buckets := told.pop("buckets", None)) is not None:
                 passes = compared(self.policy, plan, buckets, objective.direction)
             now: list[tuple[Index, NDArray[Any]]] = []
-            for picked, logprobs, entropies, *apart in passes:
-                here = {name: self.policy.tensor(values[picked], logprobs.dtype) for name, values in told.items()}
+            for picked, *found in passes:
+                now.append((picked, array_of(found[0])))
+                here, (logprobs, entropies, *apart) = counted(self.policy, told, picked, found)
                 old, reference = here.get("old", logprobs.detach()), here.get("reference")
                 terms, measured = objective(logprobs, entropies, old, here["credit"], reference, *apart)
                 total = (terms * here["weight"]).sum()
                 total.backward()
                 sums["loss"] += float(total.detach())
+                sums["weight"] += float(told["weight"][picked].sum())
                 for name, values in measured.items():
                     sums[name] = sums.get(name, 0.0) + float((values * here["weight"]).sum())
-                now.append((picked, array_of(logprobs)))
             hand_out(plan, now, logprobs_now)
-        sums = self.reduce({**sums, "weighted": sum(float(weight.any()) for weight in weights)})
-        idle = not sums.pop("weighted")
+        sums = self.reduce(sums)
         between = time.perf_counter()
-        metrics = {**sums, **self.stepper.step(math.isfinite(sums["loss"]), idle)}
+        stepped = self.stepper.step(math.isfinite(sums["loss"]), idle=not sums["weight"])
+        metrics = {**means_of(sums, "loss"), **stepped}
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
         return metrics, logprobs_now
