@@ -30,6 +30,8 @@ BENCHMARKS = {
     "endpoint": [],
     "recipes": [],
     "curves": [],
+    "faults": [],
+    "soak": [],
 }
 """By script: arguments of a whole run."""
 
