@@ -123,6 +123,20 @@ def child_killed(trial: Trial, name: str, goes_on: bool) -> Seen:
     return Seen(f"{seconds:.1f} s", f"exit {code}, resumed")
 
 
+def retrieval_killed(trial: Trial) -> Seen:
+    code, said = trial.call("data", "factbook")
+    if code:
+        raise Unavailable(said.strip().splitlines()[-1])
+    process = trial.start()
+    wait_for(partial(lines(3), trial), process)
+    servers = [child for child in children(process.pid) if "retrieval.server" in command_of(child)]
+    assert servers, "no retrieval server"
+    kill(servers[-1])
+    code = process.wait(600)
+    assert code == 0, f"exit code {code}"
+    return Seen("at the next search", "started again; went on, exit 0")
+
+
 # ---------------------------------------------------------------- disks and files
 
 
@@ -446,6 +460,22 @@ CELLS = (
         (FAULTY + "floods", *SHORT),
         same=False,
     ),
+    Cell(
+        "environment blocks the loop",
+        "5 % of steps",
+        partial(blocks_the_loop, interrupt=False),
+        (FAULTY + "blocks",),
+        same=False,
+        theirs=True,
+    ),
+    Cell(
+        "environment blocks the loop",
+        "SIGINT twice",
+        partial(blocks_the_loop, interrupt=True),
+        (FAULTY + "blocks",),
+        same=False,
+        theirs=True,
+    ),
     Cell("environment forges a turn", "5 % of steps", forged, (FAULTY + "forges",), same=False),
     Cell("poison requests", "served model", poisoned),
     Cell(
@@ -453,6 +483,14 @@ CELLS = (
         "a step",
         partial(child_killed, name="spawn_main", goes_on=True),
         ("engine.processes=2", *LAGGED),
+        same=False,
+    ),
+    Cell("retrieval server killed", "a step", retrieval_killed, ("env.0.name=faulty:Looking",), same=False),
+    Cell(
+        "engine actor of Ray killed",
+        "a step",
+        partial(child_killed, name=r"ray::.*Replica", goes_on=True),
+        ("cluster.placement=colocated", "cluster.replicas=2", "cluster.cpus=0.5", *LAGGED),
         same=False,
     ),
     Cell(

@@ -36,6 +36,16 @@ class Faulty(Hops):
         return await super().step(message)
 
 
+class Looking(Faulty):
+    """Every lookup asks the retrieval server too."""
+
+    async def step(self, message: Message) -> Reply:
+        from turnwise.envs.search import Search
+
+        await asyncio.to_thread(Search().service.search, [message.content or "nothing"], 1)
+        return await super().step(message)
+
+
 async def raises(environment: Faulty, message: Message) -> Reply:
     raise RuntimeError("the store is down")
 
