@@ -1,3 +1,7 @@
+import json
+import pickle
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -30,3 +34,60 @@ def test_parameters_are_filled_in_place(tmp_path):
 def test_one_that_is_not_whole_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not whole"):
         names_in(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["contents.json", "shard", "half a shard"])
+def test_parts_that_are_missing_are_noticed(tmp_path, damage):
+    write_snapshot(tmp_path, {"a": torch.ones(4, 2), "b": torch.ones(3)})
+    [shard] = tmp_path.glob("*.safetensors")
+    if damage == "half a shard":
+        shard.write_bytes(shard.read_bytes()[:-9])
+    else:
+        (shard if damage == "shard" else tmp_path / damage).unlink()
+    with pytest.raises(ValueError, match="not whole") as refused:
+        names_in(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tensor_of_which_a_part_is_missing_is_noticed(tmp_path):
+    write_snapshot(tmp_path, {"a": torch.ones(4, 2)})
+    with pytest.raises(ValueError, match="cannot be read .*Size mismatch"):
+        read_snapshot(tmp_path, {"a": torch.ones(8, 2)})
+    contents = json.loads((tmp_path / "contents.json").read_text())
+    for wrong in ({"a": [8, 2]}, {"a": [4, 2], "b": [1]}, ["a"], {"a": None}):
+        (tmp_path / "contents.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match="not whole"):
+            names_in(tmp_path)
+    (tmp_path / "contents.json").write_text(json.dumps(contents))
+    assert names_in(tmp_path) == {"a"}
+
+
+class Evil:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", [".metadata", "contents.json", "__0_0.distcp", "*.safetensors", "__0.metadata"])
+def test_nothing_is_unpickled(tmp_path, name):
+    folder, ran = tmp_path / "x", tmp_path / "ran"
+    write_snapshot(folder, {"a": torch.ones(2)})
+    for path in list(folder.glob(name)) or [folder / name]:
+        path.write_bytes(pickle.dumps(Evil(ran)))
+    for read in (lambda: names_in(folder), lambda: read_snapshot(folder, {"a": torch.zeros(2)})):
+        with suppress(Exception):  # it may be refused
+            read()
+    assert not ran.exists()
+    pickle.loads(pickle.dumps(Evil(ran)))
+    assert ran.exists()  # which is what would have been
+
+
+def test_an_optimizer_of_an_earlier_turnwise_is_refused_in_one_line(tmp_path):
+    (tmp_path / ".metadata").write_bytes(b"")
+    with pytest.raises(ValueError, match="as a pickle, which is not read; go on from its checkpoint") as refused:
+        names_in(tmp_path)
+    assert "\n" not in str(refused.value)

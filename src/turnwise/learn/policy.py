@@ -15,6 +15,7 @@ from torch import Tensor
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
+from turnwise.learn.contents import check_contents
 from turnwise.learn.exactness import Layout, check_layout, check_model, check_plan
 from turnwise.learn.head import token_logprobs
 from turnwise.learn.lora import add_adapters, base_of
@@ -157,20 +158,23 @@ def no_progress_bars() -> Iterator[None]:
 
 def load_model(path: str | Path) -> Any:
     """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, these
-    are added to it."""
+    are added to it. No code of the folder runs, and no pickle of it is read."""
     folder = model_folder(path)
     if (base := base_of(folder)) is not None:
         return add_adapters(load_model(base), folder)
+    check_contents(folder)
     from transformers import AutoModelForCausalLM
 
     with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
 
 
 def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_folder(path))
+    return AutoTokenizer.from_pretrained(model_folder(path), trust_remote_code=False)
 
 
 def pick_device(name: str) -> str:
