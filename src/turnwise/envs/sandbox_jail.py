@@ -6,8 +6,9 @@ which stays open: where it ends, whoever asked is gone. The answer is a JSON lin
 The child is the first process of namespaces of its own (processes, network, mounts, messages between processes, and
 users, unless root made it, who becomes a user that nobody else is), so that all it leaves behind ends with it. It sees
 a file system of the standard library, read-only, and nothing else; it has no capability and can get none; the kernel
-bounds its memory, its time, its processes, and the size of files to nothing. A filter refuses system calls that reach
-around these bounds: memory that counts for nobody, sockets that know no namespace, programs other than this one.
+bounds its memory, its time, its processes, and the size of files to nothing. A filter lets those system calls through
+that Python needs to compute, to read and to print, and no other: no socket, no program, no memory that counts for
+nobody, and nothing that a kernel may learn to do after this was written.
 """
 
 from __future__ import annotations
@@ -33,15 +34,40 @@ NOBODY = 65534
 FREE_USERS = 2_000_000_000
 """From here on nobody has a user id: those of root's sandboxes, each its own, because processes are counted by user."""
 
-DENIED = {  # system call -> its number on x86_64, on aarch64
-    "execve": (59, 221), "execveat": (322, 281), "socket": (41, 198), "socketpair": (53, 199), "ptrace": (101, 117),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190), "mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447, 447),
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "open_tree": (428, 428), "fsopen": (430, 430), "keyctl": (250, 219), "add_key": (248, 217),
-    "request_key": (249, 218), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425), "personality": (135, 92), "fanotify_init": (300, 262), "clone3": (435, 435),
+ALLOWED = {  # system call -> its number on x86_64, on aarch64
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "openat": (257, 56), "open": (2, None),
+    "newfstatat": (262, 79), "fstat": (5, 80), "stat": (4, None), "lstat": (6, None), "statx": (332, 291),
+    "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "brk": (12, 214),
+    "madvise": (28, 233), "msync": (26, 227), "futex": (202, 98), "sched_yield": (24, 124), "getrandom": (318, 278),
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165), "alarm": (37, None),
+    "setitimer": (38, 103), "getitimer": (36, 102), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "rt_sigsuspend": (130, 133), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
+    "sigaltstack": (131, 132), "kill": (62, 129), "tgkill": (234, 131), "restart_syscall": (219, 128),
+    "pause": (34, None), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
+    "close_range": (436, 436), "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None),
+    "readlinkat": (267, 78), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50),
+    "statfs": (137, 43), "fstatfs": (138, 44), "umask": (95, 166), "getpid": (39, 172), "getppid": (110, 173),
+    "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+    "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150), "getpgid": (121, 155),
+    "getpgrp": (111, None), "getsid": (124, 156), "setsid": (112, 157), "getpriority": (140, 141), "uname": (63, 160),
+    "sched_getaffinity": (204, 123), "getcpu": (309, 168), "prlimit64": (302, 261), "wait4": (61, 260),
+    "waitid": (247, 95), "exit": (60, 93), "exit_group": (231, 94), "set_robust_list": (273, 99),
+    "set_tid_address": (218, 96), "rseq": (334, 293), "clone": (56, 220), "fcntl": (72, 25), "ioctl": (16, 29),
+    "prctl": (157, 167),
 }  # fmt: skip
+"""What a program may ask the kernel for: measured with strace over the standard library, and no more than that."""
+ONLY = {  # system call -> which of its arguments is looked at, and what it may be
+    "fcntl": (1, (0, 1, 2, 3, 4, 1030)),  # copy a descriptor, get and set its flags
+    "ioctl": (1, (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)),  # is it a terminal, flags, bytes that wait
+    "prctl": (0, (15, 16)),  # the name of a thread
+}
+NAMESPACES = 0x7E020000
+"""Flags of clone that no program may set."""
+CLONE3, PIVOT_ROOT = (435, 435), (155, 41)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
 CLOSED = b"closed"
@@ -103,7 +129,7 @@ def move_into_empty_root() -> None:
             if os.path.isdir(f"{target}/{packages}"):
                 mount("tmpfs", f"{target}/{packages}", "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES, "size=4k")
     os.chdir("/tmp")
-    number = DENIED["pivot_root"][MACHINES[os.uname().machine][0]]
+    number = PIVOT_ROOT[MACHINES[os.uname().machine][0]]
     must("a root of its own", libc.syscall(ctypes.c_long(number), b".", b"."))
     must("leaving the old root", libc.umount2(b".", DETACH))
     mount(None, "/", None, REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES)
@@ -149,15 +175,33 @@ def bound(request: dict[str, Any], as_root: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
+def filter_of(machine: str) -> list[tuple[int, int, int, int]]:
+    """The steps of the filter: refuse all system calls but those of the list, and end who calls as another machine.
+
+    What is newer than the list does not exist, and neither does clone3, whose flags a filter cannot see: libraries then
+    try what they did before.
+    """
+    column, architecture = MACHINES[machine]
+    load, equal, above, has, give = 0x20, 0x15, 0x25, 0x45, 0x06
+    allow, end, refuse, absent = 0x7FFF0000, 0x80000000, 0x00050000 | EPERM, 0x00050000 | ENOSYS
+    steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, end), (load, 0, 0, 0)]
+    numbers = {name: number for name, both in ALLOWED.items() if (number := both[column]) is not None}
+    for name, number in numbers.items():
+        then = [(give, 0, 0, allow)]
+        if name == "clone":
+            then = [(load, 0, 0, 16), (has, 0, 1, NAMESPACES), (give, 0, 0, refuse), *then]
+        elif name in ONLY:
+            place, values = ONLY[name]
+            asked = [step for value in values for step in ((equal, 0, 1, value), (give, 0, 0, allow))]
+            then = [(load, 0, 0, 16 + 8 * place), *asked, (give, 0, 0, refuse)]
+        steps += [(equal, 0, len(then), number), *then]
+    steps += [(equal, 0, 1, CLONE3[column]), (give, 0, 0, absent)]
+    return [*steps, (above, 0, 1, max(numbers.values())), (give, 0, 0, absent), (give, 0, 0, refuse)]
+
+
 def filter_calls() -> None:
-    """Refuse system calls of the list, and all of another kind of machine."""
-    column, architecture = MACHINES[os.uname().machine]
-    refuse, allow, end = 0x00050000, 0x7FFF0000, 0x80000000
-    steps = [(0x20, 0, 0, 4), (0x15, 1, 0, architecture), (0x06, 0, 0, end), (0x20, 0, 0, 0)]
-    steps += [(0x35, 0, 1, 0x40000000), (0x06, 0, 0, refuse | ENOSYS)]
-    for name, numbers in DENIED.items():
-        steps += [(0x15, 0, 1, numbers[column]), (0x06, 0, 0, refuse | (ENOSYS if name == "clone3" else EPERM))]
-    steps.append((0x06, 0, 0, allow))
+    """Have the kernel refuse what is not on the list, from now on."""
+    steps = filter_of(os.uname().machine)
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(program)))
     must("a filter of system calls", libc.prctl(22, 2, header, 0, 0))
