@@ -55,6 +55,8 @@ class Odd(Adapter):
             raise KeyError("first line\nsecond line")
         elif word == "lie":
             return Reply((), reward=float("nan"))
+        elif word == "variables":
+            return Reply((Message("user", " ".join(f"{name}={value}" for name, value in os.environ.items())),))
         elif word == "quit":
             sys.exit(1)
         elif word == "draw":

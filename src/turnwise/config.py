@@ -139,6 +139,9 @@ class Environment(Section):
     model act in the environment directly."""
     agents_at_once: int = Field(64, ge=1)
     """Agents that run together; the others wait."""
+    variables: tuple[str, ...] = ()
+    """Names of environment variables that the agent's command, or the library's process, gets beside the usual ones:
+    those hold no secrets."""
 
     @property
     def label(self) -> str:

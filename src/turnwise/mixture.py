@@ -19,10 +19,12 @@ from turnwise.cluster.worlds import Worlds
 from turnwise.config import Recipe
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
+from turnwise.envs.isolated import Isolated
+from turnwise.envs.variables import check_variables
 from turnwise.given import given_tasks
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
 from turnwise.schedule.tasks import TaskOrder
-from turnwise.serve.agents import Agent, calling, find_agent
+from turnwise.serve.agents import Agent, calling, find_agent, is_function
 from turnwise.serve.drive import Driver
 from turnwise.serve.endpoint import Endpoint
 from turnwise.types import Task
@@ -36,12 +38,13 @@ BUILT_IN = {
 }
 
 
-def environment_class(name: str) -> Any:
-    """The class a recipe's `env.name` means: built in, of a library that has an adapter, or the user's own."""
+def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
+    """The class a recipe's `env.name` means: built in, of a library that has an adapter, or the user's own. A library's
+    process gets these variables beside the usual ones."""
     target = BUILT_IN.get(name, name)
     module, colon, attribute = target.partition(":")
     if module in ADAPTERS:
-        return adapted(module, attribute)
+        return adapted(module, attribute, variables)
     if not colon:
         raise ValueError(f'env.name = "{name}" is not built in{suggest(name, BUILT_IN)} or write "module:Class"')
     try:
@@ -62,18 +65,28 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
     """By dataset: makes a fresh environment with the recipe's settings."""
     makers: dict[str, Callable[[], Environment]] = {}
     for entry in recipe.env:
-        found = environment_class(entry.name)
+        found = environment_class(entry.name, entry.variables)
         if not is_batchable(found) and (ignored := entry.batching.changed):
             raise ValueError(
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
             )
         if getattr(found, "reads_calls", False) and recipe.rollout.tools == "none":
             raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
+        check_variables(entry.variables)
+        if entry.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
+            raise ValueError(
+                f"env.variables would be ignored: {entry.name} runs in the run's own process, which has them; remove it"
+            )
         settings = check_arguments(entry.name, "env.settings", found, entry.settings)
         if callable(check := getattr(found, "check_settings", None)):
             check(**settings)
         makers[entry.label] = partial(found, **settings)
     return makers
+
+
+def has_process(found: Any) -> bool:
+    """Whether a class of environments runs in processes that are told their variables."""
+    return issubclass(found, Isolated) or hasattr(found, "agent_for")
 
 
 def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
@@ -88,9 +101,9 @@ def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
 def agent_of(entry: config.Environment) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
-    found = environment_class(entry.name)
+    found = environment_class(entry.name, entry.variables)
     if getattr(found, "agent_for", None) is None:
-        return find_agent(entry.agent) if entry.agent else None
+        return find_agent(entry.agent, entry.variables) if entry.agent else None
     if entry.agent:
         raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')
     settings = check_arguments(entry.name, "env.settings", found, entry.settings)
@@ -104,7 +117,7 @@ def batches_of(recipe: Recipe) -> dict[str, Batches]:
 
 
 def batches_for(recipe: Recipe, entry: config.Environment) -> Batches:
-    kind = environment_class(entry.name)
+    kind = environment_class(entry.name, entry.variables)
     if entry.actors:
         return Worlds(kind, actors=entry.actors, cluster=recipe.cluster)
     rule, slots = rule_of(entry.batching), entry.batching.slots
@@ -123,7 +136,7 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
     """By dataset: the tasks of a split, at most `count` of each."""
     datasets = {}
     for entry in recipe.env:
-        found = environment_class(entry.name)
+        found = environment_class(entry.name, entry.variables)
         if entry.data:
             made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
         else:

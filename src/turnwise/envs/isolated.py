@@ -33,6 +33,7 @@ from turnwise.envs.frames import (
     reply_of,
     send,
 )
+from turnwise.envs.variables import passed_on
 from turnwise.envs.zygote import FORK, KILL, order_of
 from turnwise.types import Message, Task
 
@@ -60,8 +61,9 @@ class ProcessFailure(RuntimeError):
 class Nursery:
     """The process that environments of one adapter are forked from; another one starts where it has died."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, variables: tuple[str, ...] = ()) -> None:
         self.target = target
+        self.variables = variables
         self.lock = threading.Lock()
         self.numbers = count()
         self.process: subprocess.Popen[bytes] | None = None
@@ -104,7 +106,7 @@ class Nursery:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START, self.target, str(there.fileno())],
                 pass_fds=[there.fileno()],
-                env={**os.environ, **SURROUNDINGS, "PYTHONPATH": paths},
+                env={**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -124,9 +126,14 @@ class Nursery:
         self.process = self.line = None
 
 
+def nursery_of(target: str, variables: tuple[str, ...] = ()) -> Nursery:
+    """The one for an adapter whose processes get these variables beside the usual ones."""
+    return kept_nursery(target, variables)
+
+
 @cache
-def nursery_of(target: str) -> Nursery:
-    nursery = Nursery(target)
+def kept_nursery(target: str, variables: tuple[str, ...]) -> Nursery:
+    nursery = Nursery(target, variables)
     atexit.register(nursery.end)
     return nursery
 
@@ -146,8 +153,12 @@ class Isolated:
         self.line: socket.socket | None = None
         self.busy = False
 
+    @property
+    def nursery(self) -> Nursery:
+        return nursery_of(self.target, getattr(self.kind, "variables", ()))
+
     async def open(self, task: Task) -> Reply | None:
-        self.number, self.line = nursery_of(self.target).fork(self.kind.name)
+        self.number, self.line = self.nursery.fork(self.kind.name)
         self.line.setblocking(False)
         return reply_of(await self.ask("open", self.settings, packed_task(task)))
 
@@ -162,7 +173,7 @@ class Isolated:
             return None if self.busy else reply_of(await self.ask("close"))
         finally:
             if self.busy:
-                nursery_of(self.target).kill(self.number)
+                self.nursery.kill(self.number)
             self.line.close()
             self.line = None
 
@@ -227,7 +238,7 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
         Isolated.__init__(self, **settings)
 
     def check_settings(**settings: Any) -> None:
-        check(target, kind.name, json.dumps(settings))
+        check(target, kind.name, json.dumps(settings), getattr(kind, "variables", ()))
 
     members = {
         "__init__": __init__,
@@ -243,9 +254,9 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
 
 
 @cache
-def check(target: str, name: str, settings: str) -> None:
+def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()) -> None:
     """ValueError where the library has no such environment, or makes none with these settings."""
-    nursery = nursery_of(target)
+    nursery = nursery_of(target, variables)
     number, line = nursery.fork(name)
     with line:
         try:

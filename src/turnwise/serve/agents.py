@@ -12,11 +12,12 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from turnwise.envs.variables import passed_on
 from turnwise.rollout.agent import described, in_thread
 from turnwise.serve.agent_loop import agent_loop
 from turnwise.serve.ask import Messages
@@ -52,9 +53,14 @@ class Visit:
 Agent = Callable[[Visit], Awaitable[str]]
 
 
-def find_agent(name: str) -> Agent:
-    """The agent that `env.agent` means; a mistake is a one-line ValueError."""
-    return function_agent(name) if FUNCTION.fullmatch(name) else command_agent(name)
+def find_agent(name: str, variables: Sequence[str] = ()) -> Agent:
+    """The agent that `env.agent` means; a mistake is a one-line ValueError. A command gets these variables too."""
+    return function_agent(name) if is_function(name) else command_agent(name, variables)
+
+
+def is_function(name: str) -> bool:
+    """Whether an agent runs in this process."""
+    return FUNCTION.fullmatch(name) is not None
 
 
 def text_of(answer: Any) -> str:
@@ -143,7 +149,7 @@ async def perform(act: Act, text: str) -> str:
 # ---------------------------------------------------------------- commands
 
 
-def command_agent(name: str) -> Agent:
+def command_agent(name: str, variables: Sequence[str] = ()) -> Agent:
     try:
         words = shlex.split(name)
     except ValueError as error:
@@ -152,13 +158,13 @@ def command_agent(name: str) -> Agent:
         raise ValueError(
             f'env.agent = "{name}": no such command; write "module:function" or a command and its arguments'
         )
-    return partial(run_command, words)
+    return partial(run_command, words, variables)
 
 
-def surroundings(address: Address) -> dict[str, str]:
-    """The variables by which clients find the endpoint."""
+def surroundings(address: Address, variables: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of a command: few of ours, and those by which clients find the endpoint."""
     return {
-        **os.environ,
+        **passed_on(variables),
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.key,
         "OPENAI_MODEL": address.model,
@@ -168,14 +174,19 @@ def surroundings(address: Address) -> dict[str, str]:
     }
 
 
-async def run_command(words: list[str], visit: Visit) -> str:
+async def run_command(words: list[str], variables: Sequence[str], visit: Visit) -> str:
     """The last line that a command prints. It reads its task as a line of JSON, and when the attempt ends, so does it,
     with all that it started."""
     task = visit.task
     told = {"id": task.id, "dataset": task.dataset, "data": dict(task.data), "messages": entries_of(visit.messages)}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings(visit.address), start_new_session=True
+        *words,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=surroundings(visit.address, variables),
+        start_new_session=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None

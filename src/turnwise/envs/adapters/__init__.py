@@ -26,13 +26,14 @@ ADAPTERS = {
 
 
 @cache
-def adapted(library: str, name: str) -> Any:
-    """The class of the environment that a library has by this name; ValueError where the library is not installed."""
+def adapted(library: str, name: str, variables: tuple[str, ...] = ()) -> Any:
+    """The class of the environment that a library has by this name, whose process gets these variables beside the usual
+    ones; ValueError where the library is not installed."""
     module, _, attribute = ADAPTERS[library].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
     if not name:
         raise ValueError(f'env.name = "{library}:" names no environment; write for instance "{kind.example}"')
     if kind.library and importlib.util.find_spec(kind.library) is None:
         raise ValueError(f'env.name = "{library}:{name}" needs {kind.library}: {kind.install}')
-    found = type(kind.__name__, (kind,), {"name": name})
+    found = type(kind.__name__, (kind,), {"name": name, "variables": variables})
     return isolate(found, ADAPTERS[library]) if kind.isolated else found

@@ -24,6 +24,8 @@ class Adapter:
     """Whether attempts have processes of their own."""
     name: ClassVar[str] = ""
     """Which of the library's environments it is."""
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that its process gets beside the usual ones."""
     task_fields: ClassVar[Mapping[str, Any]] = {}
     """What a task that a user gives must have, and of which type."""
 

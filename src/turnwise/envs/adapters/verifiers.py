@@ -57,7 +57,7 @@ class Verifiers(Adapter):
         found = shutil.which(python or sys.executable)
         if found is None:
             raise ValueError(f'env.settings.python = "{python}" is no program; {INSTALL}')
-        return player_of(found, cls.name, json.dumps(options or {}, sort_keys=True))
+        return player_of(found, cls.name, json.dumps(options or {}, sort_keys=True), cls.variables)
 
     @classmethod
     def agent_for(cls, **settings: Any) -> Callable[..., Any]:

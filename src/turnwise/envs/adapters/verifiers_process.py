@@ -15,13 +15,14 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from turnwise.envs.variables import passed_on
 from turnwise.types import Task
 
 PROGRAM = Path(__file__).with_name("verifiers_player.py")
@@ -44,7 +45,7 @@ class PlayerFailure(RuntimeError):
 class Process:
     """One life of the process."""
 
-    def __init__(self, python: str, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, python: str, name: str, options: Mapping[str, Any], variables: Sequence[str] = ()) -> None:
         self.name = name
         self.numbers = count()
         self.waiting: dict[int, Future[Any]] = {}
@@ -59,7 +60,7 @@ class Process:
             self.process = subprocess.Popen(
                 [python, str(PROGRAM), str(there.fileno())],
                 pass_fds=[there.fileno()],
-                env={**os.environ, **without_proxy(), "PYTHONUNBUFFERED": "1"},
+                env={**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -166,17 +167,18 @@ def without_proxy() -> dict[str, str]:
 class Player:
     """Plays one environment of the library, for all attempts at it."""
 
-    def __init__(self, python: str, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, python: str, name: str, options: Mapping[str, Any], variables: Sequence[str] = ()) -> None:
         self.python = python
         self.name = name
         self.options = options
+        self.variables = variables
         self.lock = threading.Lock()
         self.process: Process | None = None
 
     def living(self) -> Process:
         with self.lock:
             if self.process is None or not self.process.is_alive:
-                self.process = Process(self.python, self.name, self.options)
+                self.process = Process(self.python, self.name, self.options, self.variables)
             return self.process
 
     def check(self) -> None:
@@ -214,8 +216,8 @@ class Player:
 
 
 @cache
-def player_of(python: str, name: str, options: str) -> Player:
+def player_of(python: str, name: str, options: str, variables: tuple[str, ...] = ()) -> Player:
     """The one that plays an environment with options, which are JSON."""
-    player = Player(python, name, json.loads(options))
+    player = Player(python, name, json.loads(options), variables)
     atexit.register(player.end)
     return player
