@@ -24,7 +24,7 @@ ORDER = (
     {"loop"},
     {"serve", "cluster", "view"},
     {"choices", "mixture"},
-    {"learners"},
+    {"learners", "trust"},
     {"build"},
     {"examiner"},
     {"run"},

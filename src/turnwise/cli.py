@@ -67,6 +67,14 @@ A line of a corpus: {"id": "17", "contents": "\\"title\\"\\ntext"}
 """
 
 
+TRUST: dict[str, Any] = {
+    "action": "store_const",
+    "const": "granted",
+    "default": "ask",
+    "help": "somebody else made the folder, and what its config.json names (commands, modules, servers) may run",
+}
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="turnwise",
@@ -81,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("--trust", **TRUST)
 
     sft = commands.add_parser("sft", help="train on demonstrations; writes a model folder to out")
     sft.add_argument("recipe", help="a TOML file with an [sft] table")
@@ -110,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last"
     )
     evaluate.add_argument("--out", metavar="FOLDER", help="where the attempts go, instead of a new numbered folder")
+    evaluate.add_argument("--trust", **TRUST)
 
     breaks = commands.add_parser(
         "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"

@@ -31,9 +31,11 @@ def train_command(chosen: argparse.Namespace) -> int:
             )
         folder = Path(chosen.resume)
         work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(
-            folder, screen, stop, overrides=given
+            folder, screen, stop, overrides=given, trust=chosen.trust
         )
     else:
+        if chosen.trust != "ask":
+            raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
         recipe = recipe_of(chosen.recipe, chosen.overrides)
         folder = Path(recipe.out)
         work = lambda stop: run.start(recipe, screen, stop)
@@ -157,7 +159,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
     asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
     overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
-    subject = Subject.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides)
+    subject = Subject.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
     build.check(subject.recipe)
     wanted, screen = subject.recipe.evaluation.final_tasks, open_screen()
     if chosen.tasks is None or counted:

@@ -27,7 +27,7 @@ def subject_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> S
         raise ValueError(f"there is no folder {where}; give a run folder or a model folder")
     own = json_of(RunFolder.open(where).config)
     if "env" in own:
-        return Subject.find(what, None, checkpoint, overrides)
+        return Subject.find(what, None, checkpoint, overrides, "needless")
     if checkpoint is not None:
         raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
     room = min(CONTEXT, int(own.get("max_position_embeddings") or CONTEXT))

@@ -26,7 +26,6 @@ from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, Waiting, train
 from turnwise.mixture import tasks_of
-from turnwise.recipes import apply_override, parse_recipe
 from turnwise.runs import archive, evaluations, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.atomic import atomic_folder, write_atomically
@@ -44,6 +43,7 @@ from turnwise.schedule.stream import Used
 from turnwise.schedule.take import RunStopped
 from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.screen import Screen
+from turnwise.trust import Trust, recipe_of_run, stamp
 from turnwise.types import Task
 
 WAITING = "waiting"
@@ -359,6 +359,7 @@ async def start(
     """A new run: its summary, or None where it was stopped."""
     check(recipe)
     folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
+    stamp(folder, recipe)
     return await go(await begun(recipe, folder, screen, stop, workers), stop)
 
 
@@ -399,14 +400,12 @@ async def resume(
     stop: asyncio.Event,
     workers: Workers = in_own_thread,
     overrides: Sequence[str] = (),
+    trust: Trust = "ask",
 ) -> dict[str, Any] | None:
     """Go on with a run from its last checkpoint; what it recorded after that is cut away and made again. Overrides may
     say that it runs elsewhere now."""
     folder = RunFolder.open(path)
-    tree = json.loads(folder.config.read_text())
-    for override in overrides:
-        apply_override(tree, override)
-    recipe = parse_recipe(tree, str(folder.config))
+    recipe = recipe_of_run(folder, overrides, trust)
     recipe = recipe.model_copy(update={"out": str(path)})
     check(recipe)
     checkpoint = latest_checkpoint(folder.checkpoints)

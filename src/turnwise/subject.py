@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import Recipe
-from turnwise.recipes import apply_override, load_recipe, parse_recipe
+from turnwise.recipes import load_recipe
 from turnwise.runs.checkpoint import checkpoint_path, latest_checkpoint
 from turnwise.runs.folder import RunFolder
+from turnwise.trust import Trust, recipe_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Subject:
     """Where its evaluations go unless a person says so: the beginning of a name, to which a number is added."""
 
     @classmethod
-    def find(cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str]) -> Subject:
+    def find(
+        cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
+    ) -> Subject:
         """What a run folder, a model folder or a recipe stands for."""
         where = Path(what)
         if not where.exists():
@@ -48,7 +51,7 @@ class Subject:
             return cls(f"the model of {where}", own, None, 0, Path(f"{own.out}-eval"))
         tree = json_of(RunFolder.open(where).config)
         if "env" in tree:
-            return cls.of_run(RunFolder(where), tree, recipe, checkpoint, overrides)
+            return cls.of_run(RunFolder(where), recipe, checkpoint, overrides, trust)
         if recipe is None:
             raise ValueError(f"{where} is a model; say how to evaluate it with --recipe RECIPE")
         if checkpoint is not None:
@@ -62,15 +65,13 @@ class Subject:
     def of_run(
         cls,
         folder: RunFolder,
-        tree: dict[str, Any],
         recipe: str | None,
         checkpoint: int | None,
         overrides: Sequence[str],
+        trust: Trust,
     ) -> Subject:
         """A checkpoint of a run, under its own recipe or another."""
-        for override in overrides:
-            apply_override(tree, override)
-        own = load_recipe(Path(recipe), overrides) if recipe else parse_recipe(tree, str(folder.config))
+        own = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
         if checkpoint is not None:
             path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
             if not path.is_dir():
