@@ -6,7 +6,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from turnwise.runs.atomic import atomic_folder
@@ -26,16 +27,33 @@ def cache_folder() -> Path:
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, which `make` fills where it is not there yet or damaged. Processes that want the same one wait for
     the first, and nobody sees it half made."""
-    if is_whole(folder):
-        return folder
+    if not is_whole(folder):
+        with alone(folder):
+            if not is_whole(folder, "it is made again"):
+                write(folder, make)
+    return folder
+
+
+def made_again(folder: Path, make: Callable[[Path], None]) -> Path:
+    """The folder, filled by `make` whether it is there or not."""
+    with alone(folder):
+        write(folder, make)
+    return folder
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Where no other process writes a folder of the cache."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_whole(folder, "it is made again"):
-            with atomic_folder(folder) as aside:
-                make(aside)
-                write_checksums(aside)
-    return folder
+        yield
+
+
+def write(folder: Path, make: Callable[[Path], None]) -> None:
+    with atomic_folder(folder) as aside:
+        make(aside)
+        write_checksums(aside)
 
 
 def is_whole(folder: Path, then: str = "") -> bool:
