@@ -13,10 +13,10 @@ from turnwise.engines.base import Sampling
 from turnwise.envs.hops import Hops
 from turnwise.evaluate import evaluate
 from turnwise.mixture import batched_makers, batches_of, tasks_of
+from turnwise.provenance import fingerprint
 from turnwise.recipes import load_recipe, parse_recipe
 from turnwise.rollout.flush import Adaptive, Lockstep
 from turnwise.rollout.group import Practice
-from turnwise.run import fingerprint
 
 
 class HopsTogether(Hops):

@@ -25,10 +25,11 @@ ORDER = (
     {"serve", "cluster", "view"},
     {"choices", "mixture"},
     {"learners", "trust"},
-    {"build"},
-    {"examiner"},
+    {"build", "provenance"},
+    {"examiner", "warm_start"},
     {"run"},
     {"past", "subject"},
+    {"audit"},
     {"play", "verify", "cost", "appraisal", "host"},
     {"cli", "commands"},
 )
@@ -52,7 +53,7 @@ ANYONE = {"__init__"}
 """The version."""
 SCREEN = "screen"
 """What a person sees: imports nothing of ours, and only a run and what comes after may speak to it."""
-SPEAKERS = {"run", "play", "verify", "cost", "appraisal", "host", "cli", "commands"}
+SPEAKERS = {"warm_start", "run", "play", "verify", "cost", "appraisal", "host", "cli", "commands"}
 
 
 def modules():

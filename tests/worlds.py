@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.data import factbook
 from turnwise.data.cache import cache_folder
+from turnwise.runs.checksums import write_checksums
 
 COUNT = 40
 
@@ -67,4 +68,5 @@ def invented_factbook(folder: Path) -> Path:
     made = cache_folder() / factbook.FACTBOOK.folder.name
     made.mkdir(parents=True)
     factbook.make(write_package(folder / "package.tgz"), made)
+    write_checksums(made)
     return made

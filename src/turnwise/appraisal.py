@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise import build, learners, mixture, run
+from turnwise import build, learners, mixture
 from turnwise.evaluate import Result
 from turnwise.examiner import Exam, Examiner
 from turnwise.runs.tracker import JsonLines
 from turnwise.screen import Screen, table
 from turnwise.subject import Subject
 from turnwise.types import Group, Task
+from turnwise.warm_start import warm_model
 
 FAILED = "attempts that failed have not succeeded, and have no part in the mean return"
 
@@ -64,7 +65,7 @@ async def appraise(subject: Subject, tasks: Sequence[Task], folder: Path, screen
     recipe = subject.recipe
     build.set_threads(recipe)
     if subject.model is None:
-        model, tokenizer = await run.warm_model(recipe, screen, {}, asyncio.Event())
+        model, tokenizer = await warm_model(recipe, screen, {}, asyncio.Event())
     else:
         try:
             model, tokenizer = await build.model_and_tokenizer(recipe, subject.model)

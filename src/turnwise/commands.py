@@ -69,7 +69,7 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
 
 async def until_signal(work: Callable[[asyncio.Event], Awaitable[Summary]], screen: Screen) -> Summary:
     """The first Ctrl-C or SIGTERM asks the run to stop at the next safe point; the second ends it at once."""
-    from turnwise.run import Stopped
+    from turnwise.warm_start import Stopped
 
     stop = asyncio.Event()
     task = asyncio.ensure_future(work(stop))
@@ -124,9 +124,10 @@ class EventHandler(logging.Handler):
 
 
 def sft_command(chosen: argparse.Namespace) -> int:
-    from turnwise import build, run
+    from turnwise import build
     from turnwise.learn.learner import save_policy
     from turnwise.runs.atomic import atomic_folder
+    from turnwise.warm_start import imitate
 
     recipe = recipe_of(chosen.recipe, chosen.overrides)
     if not recipe.sft.updates:
@@ -140,7 +141,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
 
     async def work() -> None:
         model, tokenizer = await build.model_and_tokenizer(recipe)
-        await run.imitate(recipe, model, tokenizer, screen, asyncio.Event())
+        await imitate(recipe, model, tokenizer, screen, asyncio.Event())
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as aside:
             save_policy(model, tokenizer, aside)
@@ -218,7 +219,7 @@ def verify_command(chosen: argparse.Namespace) -> int:
     found = verify(Path(chosen.run), chosen.step, chosen.groups, chosen.tokens, chosen.dtype)
     for line in found.describe():
         print(line)
-    return 1 if found.failed else 0
+    return 1 if found.failed or found.audit.differences else 0
 
 
 def cost_command(chosen: argparse.Namespace) -> int:

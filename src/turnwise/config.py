@@ -476,11 +476,15 @@ class Sft(Section):
     """Demonstrations per update."""
     optimizer: SftOptimizer = SftOptimizer()
     """Optimizer of the warm start."""
+    remake: bool = False
+    """Make the warm start again, where the cache has one already."""
 
     @model_validator(mode="after")
     def noise_needs_demonstrators(self) -> Self:
         if self.data and {"noise", "demonstrations"} & set(self.changed):
             raise ValueError("noise and demonstrations apply to demonstrating environments, not to sft.data")
+        if self.remake and not self.updates:
+            raise ValueError("remake is ignored with updates = 0, which makes no warm start")
         return self
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise import __version__
-from turnwise.build import Parts, build, build_sft, check, model_and_tokenizer, set_threads
+from turnwise.build import Parts, build, check, model_and_tokenizer, set_threads
 from turnwise.config import Recipe
-from turnwise.data.cache import cache_folder
-from turnwise.data.tables import mark
 from turnwise.engines.router import Router
 from turnwise.engines.slots import SlotEngine
 from turnwise.engines.vllm import VllmEngine
@@ -45,6 +41,7 @@ from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.screen import Screen
 from turnwise.trust import Trust, recipe_of_run, stamp
 from turnwise.types import Task
+from turnwise.warm_start import warm_model
 
 WAITING = "waiting"
 """Folder of a checkpoint with the groups that were made and not trained on yet."""
@@ -73,57 +70,6 @@ class State:
     def from_json(cls, data: Mapping[str, Any]) -> State:
         progress = {**data["progress"], "used": Used(**data["progress"]["used"])}
         return cls(**{**data, "progress": Progress(**progress)})
-
-
-class Stopped(Exception):
-    """A person asked the run to stop before there was anything to checkpoint."""
-
-
-async def warm_model(recipe: Recipe, screen: Screen, seconds: dict[str, float], stop: asyncio.Event) -> tuple[Any, Any]:
-    """The model that training starts from: as it is, or after the warm start, which is made once and cached."""
-    if not recipe.sft.updates:
-        return await model_and_tokenizer(recipe)
-    folder = cache_folder() / f"warm-{fingerprint(recipe)}"
-    if (folder / "config.json").is_file():
-        screen.say(f"warm start: from {folder}")
-        return await model_and_tokenizer(recipe, folder)
-    began = time.perf_counter()
-    model, tokenizer = await model_and_tokenizer(recipe)
-    await imitate(recipe, model, tokenizer, screen, stop)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(folder) as aside:
-        save_policy(model, tokenizer, aside)
-    seconds["warm_start"] = time.perf_counter() - began
-    return model, tokenizer
-
-
-async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, stop: asyncio.Event) -> None:
-    """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
-    parts = build_sft(recipe, model, tokenizer)
-    screen.begin("warm start", parts.settings.steps)
-
-    async def after(progress: Progress, metrics: dict[str, float], records: list[Record], waiting: Waiting) -> None:
-        screen.show(progress.step, {"loss": metrics["loss"]})
-
-    progress = Progress()
-    try:
-        await train(parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks, progress, after, stop)
-        model.load_state_dict(parts.learner.publish())  # which may have learned elsewhere
-    finally:
-        screen.end()
-        parts.close()
-    if progress.step < parts.settings.steps:
-        raise Stopped
-
-
-def fingerprint(recipe: Recipe) -> str:
-    """Changes with everything a warm start depends on."""
-    keep = {"seed", "model", "env", "rollout", "sft", "layout", "tokens_per_pass", "nonfinite_limit", "dropped_limit"}
-    apart = {"batching", "actors", "agents_at_once"}
-    needed = recipe.model_dump(mode="json", include=keep, exclude={"env": {"__all__": apart}})
-    files = [mark(source) for entry in recipe.env for source in (entry.data, entry.heldout)]
-    text = json.dumps({**needed, "files": files, "turnwise": __version__}, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Run:

@@ -5,6 +5,7 @@ import pytest
 from turnwise.cli import main
 from turnwise.data.catalogue import CATALOGUE, model_folder
 from turnwise.data.package import Package
+from turnwise.runs.checksums import write_checksums
 
 
 def test_every_entry_is_under_its_own_name_and_can_be_checked():
@@ -22,6 +23,7 @@ def test_a_model_is_a_folder_or_one_that_was_fetched(tmp_path):
         model_folder("smollm2-135m")
     made = CATALOGUE["smollm2-135m"].folder
     made.mkdir(parents=True)
+    write_checksums(made)
     assert model_folder("smollm2-135m") == made
 
 

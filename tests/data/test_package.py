@@ -93,3 +93,14 @@ def test_an_entry_says_which_extra_it_needs(tmp_path):
     entry = Entry("thing", "a thing", "none", NPM, copy, needs=("no_such_module", "thingy"))
     with pytest.raises(ValueError, match=r'^thing needs no_such_module: pip install "turnwise\[thingy\]"$'):
         entry.fetch(tmp_path / "file")
+
+
+def test_what_was_fetched_and_is_damaged_is_named_and_fetched_again(tmp_path, caplog):
+    entry = Entry("thing", "a thing", "none", NPM, copy)
+    (tmp_path / "file").write_bytes(CONTENT)
+    (entry.fetch(tmp_path / "file") / "copy").write_bytes(CONTENT.upper())
+    with pytest.raises(ValueError, match="copy does not match its checksum; fetch it again: turnwise data thing$"):
+        entry.located()
+    assert (entry.fetch(tmp_path / "file") / "copy").read_bytes() == CONTENT
+    assert caplog.messages == [f"{entry.folder} is damaged: copy does not match its checksum; it is made again"]
+    assert entry.located() == entry.folder

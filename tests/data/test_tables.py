@@ -4,7 +4,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from turnwise.data.tables import mark, read_rows
+from turnwise.data.tables import read_rows
 
 ROWS = [{"question": "a", "answers": ["x", "y"]}, {"question": "b", "answers": ["z"]}]
 
@@ -69,12 +69,3 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, content, message):
         list(read_rows(str(path)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_mark_changes_with_its_file(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text("{}")
-    before = mark(str(path))
-    path.write_text("{} ")
-    assert mark(str(path)) != before
-    assert mark("") == mark("hf:some/thing") == ""

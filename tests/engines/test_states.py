@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from acting import Parrot, served, tiny_model
-from turnwise.engines.states import shapes_of
+from turnwise.engines.states import shapes_of, zeros
 
 
 def test_shapes_are_those_of_the_layers():
@@ -49,3 +49,10 @@ def test_a_model_that_cannot_be_asked_is_refused_in_one_line():
     with pytest.raises(ValueError, match="^the slot engine cannot sample from Deaf: .*unexpected keyword") as refused:
         shapes_of(Deaf([0], 4), torch.float32, "cpu")
     assert "\n" not in str(refused.value)
+
+
+def test_rows_begin_where_pytorch_would_have_put_them():
+    """NumPy's memory begins at any multiple of 16, by what was allocated before."""
+    held = [zeros((count,), torch.float32, "cpu") for count in range(1, 200)]
+    assert [own.data_ptr() % 64 for own in held] == [0] * len(held)
+    assert not any(own.any() for own in held)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.data.cache import cache_folder, made_once
+from turnwise.data.cache import cache_folder, check_folder, is_whole, made_once
 from turnwise.data.package import Package
+from turnwise.runs.checksums import Damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,18 @@ class Entry:
         return self.folder.is_dir()
 
     def located(self) -> Path:
-        """Its folder, where it has been fetched."""
+        """Its folder, where it has been fetched and is as it was then."""
         if not self.is_here:
             raise ValueError(f"{self.name} is not on this machine yet; run: turnwise data {self.name}")
+        try:
+            check_folder(self.folder)
+        except Damaged as error:
+            raise Damaged(f"{error}; fetch it again: turnwise data {self.name}") from None
         return self.folder
 
     def fetch(self, given: Path | None = None) -> Path:
-        """Its folder, made from a download or from a given file where it is not there yet."""
-        if not self.is_here and self.needs is not None and importlib.util.find_spec(self.needs[0]) is None:
+        """Its folder, made from a download or from a given file where it is not there yet, or damaged."""
+        if self.needs is not None and importlib.util.find_spec(self.needs[0]) is None and not is_whole(self.folder):
             raise ValueError(f'{self.name} needs {self.needs[0]}: pip install "turnwise[{self.needs[1]}]"')
 
         def fill(folder: Path) -> None:

@@ -103,9 +103,3 @@ def python_rows(source: str) -> Iterator[Any]:
     if not isinstance(rows, Iterable) or isinstance(rows, (str, bytes, Mapping)):
         raise ValueError(f"{source} gives {type(rows).__name__}; it needs to give rows, one object per task")
     return iter(rows)
-
-
-def mark(source: str) -> str:
-    """Changes with a file, where the table is one."""
-    path = Path(source)
-    return f"{path.stat().st_size}/{path.stat().st_mtime_ns}" if source and path.is_file() else ""

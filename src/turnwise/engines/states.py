@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ALIGNMENT = 64
+"""Bytes: that of PyTorch's own allocations on a CPU."""
+
 States = tuple[Tensor, ...]
 """Keys and values of a run of tokens in all layers: [L, 2, G, n, d] for the layers of each shape."""
 
@@ -100,10 +103,17 @@ def part(states: States, start: int, end: int) -> States:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on a CPU their memory is taken page by page when first written, so that what is not used costs nothing."""
+    """Zeros; on a CPU their memory is taken page by page when first written, so that what is not used costs nothing.
+
+    They begin at a multiple of 64 bytes as PyTorch's own do. NumPy's begin at any multiple of 16, at another one each
+    time, and kernels may round differently there.
+    """
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    spare = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -spare.ctypes.data % ALIGNMENT
+    return torch.from_numpy(spare[start : start + size]).view(dtype).view(shape)
 
 
 def copy_into(target: Sequence[Tensor], source: Sequence[Tensor]) -> None:

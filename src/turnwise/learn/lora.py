@@ -154,7 +154,8 @@ def add_adapters(model: Any, folder: Path) -> Any:
     from safetensors.torch import load_file
 
     settings = json.loads((folder / CONFIG).read_text())
-    found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    # Copies: where a tensor lies in a file decides how its products are rounded, see `align`.
+    found = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, second in found.items():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise.data.catalogue import model_folder
+from turnwise.learn.alignment import align
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
 from turnwise.learn.contents import check_contents
@@ -166,9 +167,10 @@ def load_model(path: str | Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
+    return align(model)
 
 
 def load_tokenizer(path: str | Path) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
     bounds_of,
     fields_of,
@@ -30,6 +31,7 @@ from turnwise.runs.columns import (
     texts_of,
     token_column,
 )
+from turnwise.runs.seal import BLANK, is_intact, sealed
 from turnwise.types import (
     Break,
     Floats,
@@ -47,6 +49,7 @@ from turnwise.types import (
 )
 
 FORMAT_KEY, FORMAT = b"turnwise.archive", b"1"
+SEAL_KEY = "turnwise.seal"
 NAME = re.compile(r"step-(\d{6,})\.parquet")
 NO_ATTEMPT = Trajectory((), Status.failed)
 """Fills the row of a group without attempts."""
@@ -94,33 +97,41 @@ def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
     import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
     import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
 
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        to_table(step, records),
+    table, sink = to_table(step, records), pa.BufferOutputStream()
+    with pq.ParquetWriter(
         sink,
+        table.schema,
         compression="zstd",
         use_dictionary=False,  # a vocabulary is no small dictionary, and zstd finds the repeats of the other columns
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "credit", "weights")},
         write_statistics=False,
-    )
-    write_atomically(path, memoryview(sink.getvalue()))
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({SEAL_KEY: BLANK})
+    write_atomically(path, memoryview(sealed(memoryview(sink.getvalue()))))
 
 
 def read_step(path: Path) -> list[Record]:
-    """The records of a step, as they were given to `write_step`."""
+    """The records of a step, as they were given to `write_step`; Damaged where the file is not as it was written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    data = path.read_bytes()
+    if is_intact(data) is False:
+        raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid:
-        raise ValueError(f"{path} is not a Parquet file; remove it or restore it from a copy") from None
+        file = pq.ParquetFile(pa.BufferReader(data))
+    except (pa.ArrowException, OSError):
+        raise Damaged(f"{path} is not a Parquet file; remove it or restore it from a copy") from None
     found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode()
     if found != FORMAT.decode():
         raise ValueError(
             f"{path} has archive format {found}, not {FORMAT.decode()}; read it with the turnwise that wrote it"
         )
-    return from_table(file.read())
+    try:
+        return from_table(file.read())
+    except (pa.ArrowException, OSError) as error:  # of a file without a seal
+        raise Damaged(f"{path} is damaged: {str(error).splitlines()[0]}; restore it from a copy") from None
 
 
 def archived_steps(folder: Path) -> list[int]:
