@@ -142,6 +142,15 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, ca
     )
 
 
+def test_a_folder_of_somebody_else_is_one_line(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ValueError, match=r"cannot write to .* \(Permission denied\); only its owner"), owned(tmp_path):
+        raise AssertionError
+
+
 def test_other_errors_are_not_taken_for_a_missing_lock(tmp_path, monkeypatch):
     def fail(handle, how):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -70,8 +70,8 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     for _ in range(RACES):
         named = pointed_step(folder)
         found, wrong = _first_whole(folder, _in_order(folder, named))
-        if not wrong or pointed_step(folder) == named:  # else a run that goes on wrote another one meanwhile
-            break
+        if (found and found.step == named) or pointed_step(folder) == named:
+            break  # else a run that goes on wrote another one meanwhile
     if found is None:
         if wrong:
             raise Damaged(f"{folder} has no whole checkpoint, put one back from a copy: {'; '.join(wrong)}")

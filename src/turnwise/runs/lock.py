@@ -77,7 +77,12 @@ def _open_locked(path: Path) -> int:
     while True:
         if path.exists() and (own := _held.get(_key(path))) is not None and own.pid == os.getpid():
             raise _in_use(path, own)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError as error:
+            raise ValueError(
+                f"cannot write to {path.parent} ({error.strerror}); only its owner can train there"
+            ) from None
         try:
             _lock(handle, path)
             if path.exists() and _key(path) == _key(handle):  # else its owner took it away before it let go
