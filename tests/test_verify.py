@@ -22,6 +22,7 @@ from turnwise.past import Past
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.runs.archive import Record
+from turnwise.runs.checksums import write_checksums
 from turnwise.types import Group, turns_of
 from turnwise.verify import Comparison, take, verify
 
@@ -45,6 +46,7 @@ def with_recipe(run: Path, folder: Path, **changes: Any) -> Path:
     shutil.copytree(run, copied)
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, **changes}))
+    (copied / "SHA256SUMS").unlink()  # as one does who changes it on purpose
     return copied
 
 
@@ -227,6 +229,7 @@ def test_a_gap_of_other_weights_is_seen(run: Path, tmp_path: Path) -> None:
     copied = with_recipe(run, tmp_path)
     weights = "model.safetensors"
     shutil.copy(run / "checkpoints" / "step-000003" / weights, copied / "checkpoints" / "step-000002" / weights)
+    write_checksums(copied / "checkpoints" / "step-000002")
     gap = verify(copied, 2, 1, None, "float32").gap
     assert gap is not None
     assert gap.largest > 1e-3

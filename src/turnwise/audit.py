@@ -28,7 +28,6 @@ from turnwise.learners import LAYOUTS, policy_of, rl_learner
 from turnwise.loop import is_stale
 from turnwise.past import Past
 from turnwise.plan.plan import Plan
-from turnwise.runs import checksums
 from turnwise.runs.archive import Record, read_step
 from turnwise.runs.checkpoint import Checkpoint
 from turnwise.runs.seal import is_intact
@@ -124,15 +123,7 @@ def check_files(past: Past, notes: Notes) -> None:
 
 def whole_checkpoints(past: Past, notes: Notes) -> list[Checkpoint]:
     """Checkpoints that are as they were written, the latest first."""
-    whole = []
-    for checkpoint in past.checkpoints():
-        try:
-            if (checkpoint.path / checksums.NAME).is_file():
-                checksums.check_checksums(checkpoint.path)
-            whole.append(checkpoint)
-        except checksums.Damaged as error:
-            notes.differences.append(str(error))
-    return whole
+    return list(past.checkpoints(notes.differences))
 
 
 # ---------------------------------------------------------------- credit and weights

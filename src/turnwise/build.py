@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from turnwise import choices
 from turnwise.cluster.replica import open_replicas
@@ -48,6 +49,7 @@ from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate,
 from turnwise.rollout.group import Practice, all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
+from turnwise.runs.checkpoint import check_model_folder
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.serve.endpoint import Endpoint, check_installed
@@ -96,7 +98,10 @@ async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) ->
     if path is None and recipe.model.path != "tiny":
         path = recipe.model.path
     if path is not None:
-        model, tokenizer = load_model(path), load_tokenizer(path)
+        try:
+            model, tokenizer = load_model(path), load_tokenizer(path)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"cannot load the model in {path}: {str(error).splitlines()[0]}") from None
     else:
         tokenizer = build_tokenizer(await tiny_texts(recipe))
         context = recipe.rollout.max_trajectory_tokens
@@ -162,6 +167,8 @@ def check(recipe: Recipe) -> None:
     for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
         if path not in ("", "start") and not model_folder(path).is_dir():
             raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
+    for path in {recipe.model.path, recipe.kl.reference, recipe.teacher} - {"", "start", "tiny"}:
+        check_model_folder(model_folder(path))
     choices.check(recipe)
     check_packages(recipe)
 

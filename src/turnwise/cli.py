@@ -192,7 +192,7 @@ def add_data_commands(commands: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line on standard error and exit code 2."""
+    """Run a command; a user's mistake is one line on standard error and exit code 2, a failing disk one line and 3."""
     chosen = parsed(arguments)
     # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
     # several times slower. It has to be set before torch is imported.
@@ -203,11 +203,19 @@ def main(arguments: list[str] | None = None) -> int:
         return int(getattr(commands, f"{chosen.command}_command")(chosen))
     except ValueError as error:
         from turnwise.runs.checksums import Damaged
+        from turnwise.runs.lock import InUse
 
-        if type(error) not in (ValueError, Damaged):
+        if type(error) not in (ValueError, Damaged, InUse):
             raise
         print(f"turnwise: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        from turnwise.runs import disk
+
+        if not disk.is_failure(error):
+            raise
+        print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
+        return disk.EXIT_CODE
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

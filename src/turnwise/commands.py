@@ -14,6 +14,7 @@ from typing import Any
 
 from turnwise import recipes
 from turnwise.cli import recipe_of
+from turnwise.runs import disk
 from turnwise.screen import Screen, open_screen
 
 Summary = dict[str, Any] | None
@@ -53,6 +54,13 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
         except RunStopped as error:
             screen.say(f"turnwise: the run stopped: {error}")
             return 1
+        except OSError as error:
+            if not disk.is_failure(error) or not (folder / "config.json").is_file():
+                raise
+            screen.end()
+            words = f"turnwise: {disk.in_words(error)}; the run is as its last checkpoint left it: make room"
+            print(f"{words} and go on with: turnwise train --resume {folder}", file=sys.stderr)
+            return disk.EXIT_CODE
     if summary is None:
         screen.say(f"stopped; go on with: turnwise train --resume {folder}")
         return 130
@@ -119,7 +127,7 @@ class EventHandler(logging.Handler):
             more = "" if self.left else f" (further warnings only in {self.path})"
             print(f"warning: {record.getMessage()}{more}", file=sys.stderr)
         if self.path.parent.is_dir():
-            with self.path.open("a") as file:
+            with suppress(OSError), self.path.open("a") as file:  # a disk that is full ends the run, but not from here
                 file.write(self.format(record) + "\n")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.build import set_threads
-from turnwise.learn.policy import Policy, load_model, pick_device
+from turnwise.learn.policy import Policy, pick_device
 from turnwise.learners import LAYOUTS, policy_of
 from turnwise.past import Past
 from turnwise.plan.cut import cut
@@ -289,7 +289,7 @@ def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> 
     turns = [turn for turn in turns_of(groups) if len(turn.action)]
     if not turns:
         raise ValueError(f"no turn of step {step} has an action; choose another --step")
-    model = load_model(past.checkpoint.path).to(pick_device(recipe.model.device))
+    model = past.model().to(pick_device(recipe.model.device))
     found, sizes, policy = loads(turns, recipe.tokens_per_pass), Sizes.of(model), policy_of(recipe, model)
     pace = calibrate(policy, recipe.tokens_per_pass, seconds)
     own = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.tokens_per_pass)[0])

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from turnwise import build, learners
 from turnwise.recipes import apply_override, parse_recipe
+from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.folder import RunFolder
 from turnwise.screen import Screen
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.public import Public, new_key
 from turnwise.serve.registry import Address
-from turnwise.subject import Subject, json_of
+from turnwise.subject import Subject
 
 CONTEXT = 8192
 """Tokens that prompt and answer may have together, unless the model or an override says less."""
@@ -25,11 +26,12 @@ def subject_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> S
     where = Path(what)
     if not where.is_dir():
         raise ValueError(f"there is no folder {where}; give a run folder or a model folder")
-    own = json_of(RunFolder.open(where).config)
+    own = RunFolder.open(where).read_config()
     if "env" in own:
         return Subject.find(what, None, checkpoint, overrides, "needless")
     if checkpoint is not None:
         raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
+    check_model_folder(where)
     room = min(CONTEXT, int(own.get("max_position_embeddings") or CONTEXT))
     limits = {"max_prompt_tokens": room - 1, "max_action_tokens": room, "max_trajectory_tokens": room}
     tree = {"env": [{"name": "guess"}], "model": {"path": str(where)}, "rollout": limits}

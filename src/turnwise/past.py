@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turnwise.config import Recipe
 from turnwise.recipes import parse_recipe
-from turnwise.runs.archive import Record, archived_steps, read_step
-from turnwise.runs.checkpoint import NAME, Checkpoint, latest_checkpoint, read_checkpoint
+from turnwise.runs.archive import Record, archived_steps, read_step, step_path
+from turnwise.runs.checkpoint import (
+    Checkpoint,
+    checkpoint_path,
+    latest_checkpoint,
+    pointed_step,
+    read_checkpoint,
+    written_steps,
+)
+from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder
 
 
@@ -32,13 +40,14 @@ class Past:
     @classmethod
     def open(cls, path: Path) -> Past:
         folder = RunFolder.open(path)
-        recipe = parse_recipe(json.loads(folder.config.read_text()), str(folder.config))
+        recipe = parse_recipe(folder.read_config(), str(folder.config))
         checkpoint = latest_checkpoint(folder.checkpoints)
         if checkpoint is None:
             raise ValueError(f'{path} has no checkpoint yet; go on with it by "turnwise train --resume {path}"')
         steps = tuple(archived_steps(folder.archive))
         if not steps:
             raise ValueError(f'{path} has no step in its archive; go on with it by "turnwise train --resume {path}"')
+        folder.check_reference(needed=bool(recipe.lora.rank))
         return cls(folder, recipe, checkpoint, steps)
 
     def step(self, wanted: int | None) -> int:
@@ -54,10 +63,27 @@ class Past:
 
     def kept(self, step: int) -> list[Record]:
         """The groups that a step trained on, in order."""
-        return [record for record in read_step(self.folder.archive / f"step-{step:06d}.parquet") if record.kept]
+        return [record for record in read_step(step_path(self.folder.archive, step)) if record.kept]
 
-    def checkpoints(self) -> Iterator[Checkpoint]:
-        """Those that are still there, the latest first."""
-        names = (path for path in self.folder.checkpoints.iterdir() if NAME.fullmatch(path.name))
-        found = [read_checkpoint(path) for path in names if (path / "state.json").is_file()]
-        yield from sorted((c for c in found if c.step <= self.checkpoint.step), key=lambda c: -c.step)
+    def model(self) -> Any:
+        """The model of the latest checkpoint, which a run that goes on may take away meanwhile."""
+        from turnwise.learn.policy import load_model
+
+        try:
+            return load_model(self.checkpoint.path)
+        except OSError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"cannot read the model in {self.checkpoint.path} ({reason}); try again") from None
+
+    def checkpoints(self, wrong: list[str] | None = None) -> Iterator[Checkpoint]:
+        """Those that are still there and whole, the latest first; what ails others is added to `wrong`."""
+        last = max(self.checkpoint.step, pointed_step(self.folder.checkpoints) or 0)
+        for step in reversed(written_steps(self.folder.checkpoints)):
+            path = checkpoint_path(self.folder.checkpoints, step)
+            if step > last or not path.is_dir():
+                continue
+            try:
+                yield read_checkpoint(path)
+            except Damaged as error:
+                if wrong is not None and path.is_dir():  # else a run that goes on has removed it
+                    wrong.append(str(error))

@@ -22,7 +22,7 @@ from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, Waiting, train
 from turnwise.mixture import tasks_of
-from turnwise.runs import archive, evaluations, tracker
+from turnwise.runs import archive, evaluations, setback, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.atomic import atomic_folder, write_atomically
 from turnwise.runs.checkpoint import (
@@ -30,10 +30,14 @@ from turnwise.runs.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
     prune_checkpoints,
+    read_checkpoint,
     write_checkpoint,
+    written_steps,
 )
+from turnwise.runs.checksums import write_checksums
 from turnwise.runs.curve import draw_curve
 from turnwise.runs.folder import RunFolder
+from turnwise.runs.lock import owned
 from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
 from turnwise.schedule.stream import Used
 from turnwise.schedule.take import RunStopped
@@ -41,7 +45,7 @@ from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.screen import Screen
 from turnwise.trust import Trust, recipe_of_run, stamp
 from turnwise.types import Task
-from turnwise.warm_start import warm_model
+from turnwise.warm_start import Stopped, warm_model
 
 WAITING = "waiting"
 """Folder of a checkpoint with the groups that were made and not trained on yet."""
@@ -60,6 +64,8 @@ class State:
     """Wall-clock seconds by stage, over all parts of the run."""
     waiting: list[int] = field(default_factory=list)
     """Draws whose groups were made and not trained on yet; the groups are beside it."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """What metrics.jsonl was when this was written, see `tracker.seal`."""
     examined: int | None = None
     """Version whose exam has begun and whose result is not known yet; its checkpoint stays until it is."""
 
@@ -145,7 +151,7 @@ class Run:
         path = checkpoint_path(self.folder.checkpoints, version)
         if not path.is_dir():
             raise ValueError(f"{path} is not there, and its evaluation has not ended; put it back from a copy")
-        weights: Mapping[str, Any] = load_model(path).state_dict()
+        weights: Mapping[str, Any] = load_model(read_checkpoint(path).path).state_dict()
         return weights
 
     async def examine(self) -> dict[str, float]:
@@ -225,6 +231,7 @@ class Run:
         with self.timed("record"):
             learner, tokenizer = self.parts.learner, self.parts.tokenizer
             self.state.waiting = sorted(self.waiting)
+            self.state.metrics = tracker.seal(self.folder.metrics)
             groups = [Record(self.waiting[number], False) for number in self.state.waiting]
 
             def write(path: Path) -> None:
@@ -263,9 +270,15 @@ class Run:
             await parts.engine.close()
         self.checkpoint()
 
+    def close(self) -> None:
+        self.tracker.close()
+        self.parts.close()
+
     def finish(self) -> dict[str, Any]:
         """Write summary and curve."""
         metrics = tracker.read_metrics(self.folder.metrics)
+        if not metrics or metrics[-1]["step"] != self.recipe.steps:
+            raise ValueError(f"{self.folder.metrics} does not have the last step; restore it from a copy")
         stages = {**self.state.seconds, **dict.fromkeys(self.counters(), 0.0)}
         for line in metrics:
             for name in self.counters():
@@ -280,6 +293,11 @@ class Run:
         write_atomically(self.folder.summary, json.dumps(summary, indent=2) + "\n")
         draw_curve(metrics, self.folder.curve, f"{', '.join(e.label for e in self.recipe.env)}: success")
         return summary
+
+
+def keeps_start(recipe: Recipe) -> bool:
+    """Whether the folder of a run has the model that training started from."""
+    return bool(recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"))
 
 
 def success_of(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -304,9 +322,18 @@ async def start(
 ) -> dict[str, Any] | None:
     """A new run: its summary, or None where it was stopped."""
     check(recipe)
-    folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
-    stamp(folder, recipe)
-    return await go(await begun(recipe, folder, screen, stop, workers), stop)
+    with owned(RunFolder.make(recipe.out).path):
+        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
+        try:
+            stamp(folder, recipe)
+            run = await begun(recipe, folder, screen, stop, workers)
+        except (Stopped, asyncio.CancelledError, KeyboardInterrupt):  # and can be resumed
+            raise
+        except BaseException:
+            if not written_steps(folder.checkpoints):
+                folder.clear()
+            raise
+        return await go(run, stop)
 
 
 async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers) -> Run:
@@ -314,14 +341,21 @@ async def begun(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio
     set_threads(recipe)
     state = State()
     model, tokenizer = await warm_model(recipe, screen, state.seconds, stop)
-    if recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"):
+    if keeps_start(recipe):
         with atomic_folder(folder.reference) as aside:
             save_policy(model, tokenizer, aside)
+            write_checksums(aside)
     parts = build(recipe, model, tokenizer, workers=workers)
     await open_engines(parts)
     await check_weights(parts, 0)
     run = Run(recipe, folder, parts, state, screen)
-    await run.before()
+    try:
+        await run.before()
+    except BaseException:
+        await run.examiner.close()
+        await parts.engine.close()
+        run.close()
+        raise
     return run
 
 
@@ -351,17 +385,21 @@ async def resume(
     """Go on with a run from its last checkpoint; what it recorded after that is cut away and made again. Overrides may
     say that it runs elsewhere now."""
     folder = RunFolder.open(path)
-    recipe = recipe_of_run(folder, overrides, trust)
-    recipe = recipe.model_copy(update={"out": str(path)})
+    with owned(folder.path):
+        recipe = recipe_of_run(folder, overrides, trust).model_copy(update={"out": str(folder.path)})
+        return await go(await reopened(recipe, folder, screen, stop, workers), stop)
+
+
+async def reopened(recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers) -> Run:
+    """A run as its last checkpoint left it, or at its beginning where it has never come to one."""
     check(recipe)
     checkpoint = latest_checkpoint(folder.checkpoints)
-    step = checkpoint.step if checkpoint else -1
-    tracker.cut_back(folder.metrics, step)
-    archive.cut_back(folder.archive, step)
-    evaluations.cut_back(folder.evaluations, step, again=checkpoint.state.get("examined") if checkpoint else None)
+    if checkpoint is not None:
+        folder.check_reference(keeps_start(recipe))
+    setback.cut_back(folder, checkpoint, recipe.runs.checkpoint_every)
     if checkpoint is None:
-        return await go(await begun(recipe, folder, screen, stop, workers), stop)
-    return await go(await restored(recipe, folder, checkpoint, screen, workers), stop)
+        return await begun(recipe, folder, screen, stop, workers)
+    return await restored(recipe, folder, checkpoint, screen, workers)
 
 
 async def restored(
@@ -393,8 +431,7 @@ async def go(run: Run, stop: asyncio.Event) -> dict[str, Any] | None:
     except RunStopped as error:
         raise RunStopped(f"{error} (a checkpoint is in {run.folder.checkpoints})") from None
     finally:
-        run.tracker.close()
-        run.parts.close()
+        run.close()
     if run.state.progress.step < run.recipe.steps:
         return None
     return run.finish()

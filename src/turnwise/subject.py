@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from turnwise.config import Recipe
 from turnwise.recipes import load_recipe
-from turnwise.runs.checkpoint import checkpoint_path, latest_checkpoint
+from turnwise.runs.checkpoint import check_model_folder, checkpoint_path, latest_checkpoint, read_checkpoint
 from turnwise.runs.folder import RunFolder
 from turnwise.trust import Trust, recipe_of_run
 
@@ -49,7 +47,7 @@ class Subject:
                 raise ValueError("--checkpoint goes with a run folder, not with a recipe")
             own = load_recipe(where, overrides)
             return cls(f"the model of {where}", own, None, 0, Path(f"{own.out}-eval"))
-        tree = json_of(RunFolder.open(where).config)
+        tree = RunFolder.open(where).read_config()
         if "env" in tree:
             return cls.of_run(RunFolder(where), recipe, checkpoint, overrides, trust)
         if recipe is None:
@@ -57,6 +55,7 @@ class Subject:
         if checkpoint is not None:
             raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
         own = load_recipe(Path(recipe), overrides)
+        check_model_folder(where)
         own = own.model_copy(update={"model": own.model.model_copy(update={"path": str(where)})})
         name = where.resolve().name
         return cls(str(where), own, where, 0, Path(own.out).parent / f"{name}-eval")
@@ -76,11 +75,13 @@ class Subject:
             path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
             if not path.is_dir():
                 raise ValueError(f"{folder.path} has no checkpoint of step {checkpoint}; see {folder.checkpoints}")
+            read_checkpoint(path)
         else:
             latest = latest_checkpoint(folder.checkpoints)
             if latest is None:
                 raise ValueError(f"{folder.path} has no checkpoint yet")
             path, version = latest.path, latest.step
+        folder.check_reference(needed=False)
         return cls(f"step {version} of {folder.path}", own, path, version, folder.evaluations / "eval")
 
     def make_folder(self, chosen: str | None) -> Path:
@@ -96,14 +97,3 @@ class Subject:
         if taken:
             raise ValueError(f"{path} holds something already; choose another folder with --out")
         return path
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """The object in a config.json."""
-    try:
-        tree = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} is no config of a run or a model")
-    return tree

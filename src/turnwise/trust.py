@@ -131,11 +131,7 @@ def is_own(folder: RunFolder, config: bytes) -> bool:
 def recipe_of_run(folder: RunFolder, overrides: Sequence[str] = (), trust: Trust = "ask") -> Recipe:
     """The recipe of a run with overrides applied. ValueError where it names what must not run: where the folder is
     somebody else's, all but what the overrides name themselves."""
-    config = folder.config.read_bytes()
-    try:
-        tree = json.loads(config)
-    except ValueError as error:
-        raise ValueError(f"cannot read {folder.config}: {error}") from None
+    tree, config = folder.read_config(), folder.config.read_bytes()
     theirs = parse_recipe(tree, str(folder.config))
     for override in overrides:
         apply_override(tree, override)

@@ -152,7 +152,7 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
     past = Past.open(path)
     step = past.step(step)
     set_threads(past.recipe)
-    model = load_model(past.checkpoint.path)
+    model = past.model()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     asked = max_tokens is not None
     max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))

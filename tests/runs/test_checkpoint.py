@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from turnwise.runs.checkpoint import latest_checkpoint, prune_checkpoints, read_checkpoint, write_checkpoint
+from turnwise.runs.checkpoint import (
+    check_model_folder,
+    latest_checkpoint,
+    prune_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+from turnwise.runs.checksums import Damaged
 
 CHANGES = {"open", "write", "flush", "mkdir", "rename", "replace", "unlink", "rmdir"}
 FILES = ("model.safetensors", "optimizer/rank-0")
@@ -210,12 +217,132 @@ def test_prune_needs_to_keep_one(tmp_path):
 
 
 def test_mistakes_are_one_line(tmp_path):
-    save(tmp_path, 10, "x")
-    (tmp_path / "latest").write_text("step-000099\n")
-    with pytest.raises(ValueError, match=r"names step-000099, which is not there; .* \(step-000010\)$"):
-        latest_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="is not a checkpoint"):
         read_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is not a checkpoint"):
+        read_checkpoint(tmp_path / "step-000001")
+
+
+POINTERS = {
+    "absent": None,
+    "empty": b"",
+    "binary": b"\xff\x00\xfe",
+    "a path": b"../../elsewhere/step-000010\n",
+    "a name and more": b"step-000010\nstep-000020\n",
+    "another word": b"best\n",
+    "what is not there": b"step-000099\n",
+}
+
+
+@pytest.mark.parametrize("pointer", POINTERS.values(), ids=POINTERS.keys())
+def test_without_a_pointer_the_newest_whole_one_counts(tmp_path, caplog, pointer):
+    for step in (10, 20):
+        save(tmp_path, step, str(step))
+    (tmp_path / "latest").unlink()
+    if pointer is not None:
+        (tmp_path / "latest").write_bytes(pointer)
+    latest = latest_checkpoint(tmp_path)
+    assert latest.step == 20
+    assert_whole(latest)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("; using step-000020")
+    assert "latest" in record.getMessage()
+    prune_checkpoints(tmp_path, 1, None)
+    if pointer is None or b"99" not in pointer:
+        assert {"step-000010", "step-000020"} <= set(names(tmp_path))
+
+
+def test_a_pointer_that_is_a_folder_names_nothing(tmp_path):
+    save(tmp_path, 10, "x")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(tmp_path / "step-000010")
+    assert latest_checkpoint(tmp_path).step == 10
+
+
+def damages(path):
+    """A file with a bit flipped, cut short, and gone."""
+    whole = path.read_bytes()
+    yield bytes([whole[0] ^ 1]) + whole[1:]
+    yield whole[:-1] + bytes([whole[-1] ^ 128])
+    yield whole[:-1]
+    yield b""
+    yield None
+
+
+def spoil(path, content):
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [*FILES, "state.json", "SHA256SUMS"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path, caplog, name):
+    for step in (10, 20, 30):
+        save(tmp_path, step, str(step))
+    (tmp_path / "latest").write_text("step-000020\n")  # 30 waits to be replaced
+    path = tmp_path / "step-000020" / name
+    whole = path.read_bytes()
+    for content in damages(path):
+        if name == "SHA256SUMS" and content == whole[:-1]:  # the last line break, and no more
+            continue
+        spoil(path, content)
+        caplog.clear()
+        assert latest_checkpoint(tmp_path).step == 10
+        (record,) = caplog.records
+        said = record.getMessage()
+        assert "step-000020 is damaged: " in said
+        assert said.endswith("; using step-000010")
+        assert "\n" not in said
+        assert name in said or name == "SHA256SUMS"
+        with pytest.raises(Damaged, match="step-000020 is damaged: "):
+            read_checkpoint(tmp_path / "step-000020")
+        path.write_bytes(whole)
+    assert latest_checkpoint(tmp_path).step == 20
+
+
+def test_where_none_before_is_whole_a_later_one_counts(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step, str(step))
+    (tmp_path / "latest").write_text("step-000010\n")
+    (tmp_path / "step-000010" / FILES[0]).write_text("other")
+    assert latest_checkpoint(tmp_path).step == 20
+
+
+def test_none_that_is_whole_is_an_error_and_not_the_same_as_none(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step, str(step))
+        (tmp_path / f"step-{step:06d}" / FILES[0]).write_text("other")
+    with pytest.raises(Damaged, match=r"has no whole checkpoint.*step-000020 is damaged.*step-000010 is dam") as error:
+        latest_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_reader_follows_a_run_that_goes_on(tmp_path, monkeypatch):
+    """The run writes the next checkpoint and removes this one while somebody reads it."""
+    import turnwise.runs.checkpoint as checkpoint
+
+    save(tmp_path, 10, "10")
+    check = checkpoint.check_checksums
+
+    def meanwhile(path):
+        if path.name == "step-000010":
+            save(tmp_path, 20, "20")
+            prune_checkpoints(tmp_path, 1, None)
+        check(path)
+
+    monkeypatch.setattr(checkpoint, "check_checksums", meanwhile)
+    assert latest_checkpoint(tmp_path).step == 20
+
+
+def test_models_of_checkpoints_prove_themselves_and_others_do_not(tmp_path):
+    path = save(tmp_path, 10, "x")
+    check_model_folder(path)
+    (path / FILES[0]).write_text("other")
+    with pytest.raises(Damaged):
+        check_model_folder(path)
+    (path / "state.json").unlink()  # somebody else's model, with a list of somebody else's
+    check_model_folder(path)
+    check_model_folder(tmp_path / "nowhere")
 
 
 def test_steps_beyond_six_digits(tmp_path):

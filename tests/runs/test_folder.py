@@ -1,8 +1,13 @@
+import errno
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder
 
 
@@ -81,3 +86,91 @@ def test_open_needs_a_config(tmp_path):
         with pytest.raises(ValueError, match="it has no config.json") as error:
             RunFolder.open(path)
         assert one_line(error)
+
+
+# ---------------------------------------------------------------- a config that proves itself
+
+
+def test_a_flipped_bit_in_the_config_is_found(tmp_path):
+    folder = RunFolder.create(tmp_path, {"seed": 0, "steps": 50, "note": "ü"})
+    assert folder.read_config() == {"seed": 0, "steps": 50, "note": "ü"}
+    whole = folder.config.read_bytes()
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        folder.config.write_bytes(flipped)
+        with pytest.raises(Damaged, match=r"config.json does not match its checksum; restore it") as error:
+            folder.read_config()
+        assert one_line(error)
+
+
+def test_a_config_that_was_changed_on_purpose_is_read_without_its_checksum(tmp_path):
+    folder = RunFolder.create(tmp_path, {"steps": 50})
+    folder.config.write_text('{"steps": 60}')
+    (tmp_path / "SHA256SUMS").unlink()
+    assert folder.read_config() == {"steps": 60}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_a_config_without_a_checksum_that_is_none_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match="config.json") as error:
+        RunFolder.open(tmp_path).read_config()
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"nonsense\n"])
+def test_checksums_that_are_none_are_one_line(tmp_path, content):
+    folder = RunFolder.create(tmp_path, {})
+    (tmp_path / "SHA256SUMS").write_bytes(content)
+    with pytest.raises(Damaged, match="SHA256SUMS") as error:
+        folder.read_config()
+    assert one_line(error)
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="coreutils is not installed")
+def test_the_usual_tool_reads_the_checksum_of_the_config(tmp_path):
+    RunFolder.create(tmp_path, {"note": "ü"})
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+# ---------------------------------------------------------------- starts that fail
+
+
+@pytest.mark.parametrize("left", [["events.log"], ["lock"], ["lock", "events.log", ".config.json.0f3c.partial"]])
+def test_what_a_failed_start_leaves_does_not_block_the_next(tmp_path, left):
+    for name in left:
+        (tmp_path / name).write_text("x")
+    RunFolder.create(tmp_path, {})
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"config.json", "SHA256SUMS", *left} - {".config.json.0f3c.partial"}
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_disk_that_is_full_at_the_start_leaves_nothing(tmp_path, monkeypatch, call):
+    calls = []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        RunFolder.create(tmp_path / "run", {})
+    assert not (tmp_path / "run").exists()
+    RunFolder.create(tmp_path / "run", {})
+
+
+def test_clear_leaves_what_is_not_a_runs(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    for place in (folder.archive, folder.evaluations, folder.checkpoints, folder.reference):
+        (place / "deep").mkdir(parents=True)
+    for place in (folder.metrics, folder.events, *(folder.path / name for name in ("lock", "trust", "notes.txt"))):
+        place.write_text("x")
+    folder.clear()
+    assert {path.name for path in folder.path.iterdir()} == {"events.log", "lock", "notes.txt"}
+    folder.events.unlink()
+    (folder.path / "notes.txt").unlink()
+    folder.clear()
+    assert not folder.path.exists()

@@ -1,6 +1,9 @@
+import errno
 import json
 import math
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.runs.tracker import JsonLines, Several, TensorBoard, WeightsAndBiases, cut_back, read_metrics
+from turnwise.runs.checksums import Damaged
+from turnwise.runs.tracker import (
+    JsonLines,
+    Several,
+    TensorBoard,
+    WeightsAndBiases,
+    check_seal,
+    cut_back,
+    read_metrics,
+    seal,
+)
 
 
 def log_steps(path, steps):
@@ -176,3 +189,86 @@ def test_several_pass_everything_on_and_all_close():
     with pytest.raises(OSError, match="offline"):
         several.close()
     assert all([name for name, _, _ in tracker.calls] == ["init", "log", "close"] for tracker in trackers)
+
+
+# ---------------------------------------------------------------- a disk that fails, and damage
+
+
+def test_a_line_is_on_disk_when_log_returns(tmp_path, monkeypatch):
+    synced = []
+    sync = os.fsync
+
+    def noted(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append((path.name, path.read_bytes().count(b"\n") if path.is_file() else None))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    path = tmp_path / "metrics.jsonl"
+    log_steps(path, [1, 2])
+    assert synced == [("metrics.jsonl", 1), (tmp_path.name, None), ("metrics.jsonl", 2)]
+
+
+@pytest.mark.parametrize("stage", ["write", "fsync"])
+def test_a_line_that_finds_no_room_leaves_the_file_as_it_was(tmp_path, monkeypatch, stage):
+    path = tmp_path / "metrics.jsonl"
+    log_steps(path, [1, 2])
+    before = path.read_bytes()
+    done = getattr(os, stage)
+
+    def half(handle, data=b""):
+        if stage == "write":
+            done(handle, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, stage, half)
+        with pytest.raises(OSError, match="No space left"):
+            log_steps(path, [3])
+    assert path.read_bytes() == before
+    log_steps(path, [3])
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
+    log_steps(tmp_path / "metrics.jsonl", [1, 2])
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_nothing_is_written_where_nothing_is_cut(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log_steps(path, [1, 2])
+    monkeypatch.setattr("turnwise.runs.tracker.write_atomically", None)
+    cut_back(path, 2)
+
+
+@pytest.mark.parametrize("line", [b"3", b"{}", b'{"step": "1"}', b'{"step": true}', b'{"stdp": 1}', b"[1]"])
+def test_a_line_without_a_step_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl has no step; repair or remove that line$"):
+        read_metrics(path)
+
+
+def test_a_seal_knows_the_file_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    check_seal(path, seal(path))
+    log_steps(path, [1, 2])
+    sealed = seal(path)
+    log_steps(path, [3])
+    whole = path.read_bytes()
+    check_seal(path, sealed)
+    check_seal(path, {})
+    for bit in range(0, 8 * sealed["bytes"], 13):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(Damaged, match=r"metrics.jsonl is damaged: it is not what it was"):
+            check_seal(path, sealed)
+    path.write_bytes(whole[: sealed["bytes"] - 1])
+    with pytest.raises(Damaged, match=r"restore it from a copy, or move it away to go on without it$"):
+        check_seal(path, sealed)
+    path.unlink()
+    check_seal(path, sealed)

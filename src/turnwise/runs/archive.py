@@ -87,9 +87,13 @@ class Record:
 def write_step(folder: Path, step: int, records: Sequence[Record]) -> Path:
     """The file of `step`, complete, with `records` in order."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:06d}.parquet"
+    path = step_path(folder, step)
     write_records(path, step, records)
     return path
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.parquet"
 
 
 def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
@@ -116,7 +120,10 @@ def read_step(path: Path) -> list[Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
     if is_intact(data) is False:
         raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
     try:
@@ -155,7 +162,7 @@ def prune(folder: Path, keep: int) -> None:
 
 def _remove(folder: Path, steps: Iterable[int]) -> None:
     for step in steps:
-        (folder / f"step-{step:06d}.parquet").unlink()
+        step_path(folder, step).unlink()
 
 
 def to_table(step: int, records: Sequence[Record]) -> Any:

@@ -11,8 +11,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from turnwise.runs.disk import named_failures
 
 
 def write_atomically(path: Path, data: bytes | memoryview | str) -> None:
@@ -30,6 +32,26 @@ def write_atomically(path: Path, data: bytes | memoryview | str) -> None:
     sync_folder(path.parent)
 
 
+def append_durably(path: Path, data: bytes) -> None:
+    """Add `data` to the end of a file, on disk when this returns; where that fails, the file is as it was."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+    if not size:
+        sync_folder(path.parent)
+
+
 @contextmanager
 def atomic_folder(final: Path) -> Iterator[Path]:
     """A temporary folder beside `final` which becomes `final` when the block ends, and vanishes when it raises.
@@ -40,7 +62,8 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     aside, old = partial(final), replaced(final)
     aside.mkdir(parents=True)
     try:
-        yield aside
+        with named_failures(aside):
+            yield aside
         sync_tree(aside)
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)

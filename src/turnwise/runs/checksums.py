@@ -33,11 +33,7 @@ def check_checksums(folder: Path) -> None:
         lines = (folder / NAME).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         raise Damaged(f"{folder} is damaged: it has no readable {NAME}") from None
-    expected: dict[str, str] = {}
-    for line in lines:
-        if (match := _LINE.fullmatch(line)) is None:
-            raise Damaged(f"{folder} is damaged: {NAME} is not a list of checksums")
-        expected[match[2]] = match[1]
+    expected = _listed(folder, lines)
     present = set(_names(folder))
     if missing := sorted(expected.keys() - present):
         raise Damaged(f"{folder} is damaged: {missing[0]} is missing")
@@ -50,6 +46,37 @@ def check_checksums(folder: Path) -> None:
             raise Damaged(f"{folder} is damaged: cannot read {name} ({error.strerror or error})") from None
         if found != digest:
             raise Damaged(f"{folder} is damaged: {name} does not match its checksum")
+
+
+def check_file(path: Path) -> None:
+    """Raise Damaged where a file differs from its line in the checksums beside it; without a line it has none."""
+    try:
+        lines = (path.parent / NAME).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError):
+        raise Damaged(f"{path.parent / NAME} cannot be read; restore it from a copy, or remove it") from None
+    digest = _listed(path.parent, lines).get(path.name)
+    if digest is not None and _digest(path) != digest:
+        raise Damaged(
+            f"{path} does not match its checksum; restore it from a copy, or, where you changed it on purpose, remove "
+            f"{path.parent / NAME}"
+        )
+
+
+def checksum_line(data: bytes, name: str) -> str:
+    """A line of the list, for a file of which the content is at hand."""
+    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+
+
+def _listed(folder: Path, lines: list[str]) -> dict[str, str]:
+    """Digests by name."""
+    expected: dict[str, str] = {}
+    for line in lines:
+        if (match := _LINE.fullmatch(line)) is None:
+            raise Damaged(f"{folder} is damaged: {NAME} is not a list of checksums")
+        expected[match[2]] = match[1]
+    return expected
 
 
 def _names(folder: Path) -> list[str]:

@@ -89,6 +89,11 @@ def cut_back(folder: Path, version: int, again: int | None = None) -> None:
     _remove(folder, {found for found, _ in evaluated(folder) if found > version or found == again})
 
 
+def paths_after(folder: Path, version: int) -> list[Path]:
+    """The files of evaluations of versions after `version`."""
+    return [path for path, name in _files(folder) if int(name[1]) > version]
+
+
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all evaluations but those of the newest `keep` versions and of the `best`."""
     if keep < 1:

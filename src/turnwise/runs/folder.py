@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs.atomic import write_atomically
+from turnwise.runs import disk
+from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise.runs.checksums import NAME as CHECKSUMS
+from turnwise.runs.checksums import check_checksums, check_file, checksum_line
+from turnwise.runs.lock import NAME as LOCK
+
+EVENTS = "events.log"
 
 
 @dataclass(frozen=True)
@@ -22,28 +30,64 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
-        """The folder of a new run, with its config.json; it must be absent or empty."""
+    def make(cls, path: Path | str) -> RunFolder:
+        """The folder of a run to come: absent, empty, or with no more in it than a start that failed leaves."""
         path = Path(path)
-        text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
-        try:
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
+            if any(not is_leftover(inside.name) for inside in path.iterdir()):
                 raise ValueError(
                     f'{path} exists already; resume it with "turnwise train --resume {path}" '
                     "or choose another folder with out=..."
                 )
-            write_atomically(path / "config.json", text)
-        except (FileExistsError, NotADirectoryError):
-            raise ValueError(
-                f"{path} cannot be a folder because a file is in the way; move it or choose another folder with out=..."
-            ) from None
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(
-                f"cannot write to {path} ({reason}); make it writable or choose another folder with out=..."
-            ) from None
         return cls(path)
+
+    @classmethod
+    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
+        """The folder of a new run, with its config.json and the checksum of that."""
+        folder = cls.make(path)
+        text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
+        with explained(folder.path):
+            clear_leftovers(folder.path)
+            try:
+                write_atomically(folder.config, text)
+                write_atomically(folder.path / CHECKSUMS, checksum_line(text.encode(), folder.config.name))
+            except OSError:
+                folder.clear()
+                raise
+        return folder
+
+    def clear(self) -> None:
+        """Remove all that a run makes before its first checkpoint, and the folder unless something else is in it. What
+        happened, in words, stays."""
+        for path in (self.config, self.path / CHECKSUMS, self.path / "trust", self.metrics):
+            path.unlink(missing_ok=True)
+        for path in (self.archive, self.evaluations, self.checkpoints, self.reference):
+            shutil.rmtree(path, ignore_errors=True)
+        clear_leftovers(self.path)
+        if {path.name for path in self.path.iterdir()} <= {LOCK}:
+            (self.path / LOCK).unlink(missing_ok=True)
+            self.path.rmdir()
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration, once it is known to be what was written."""
+        check_file(self.config)
+        try:
+            tree = json.loads(self.config.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read {self.config}: {error}") from None
+        if not isinstance(tree, dict):
+            raise ValueError(f"{self.config} is no config of a run or a model")
+        return tree
+
+    def check_reference(self, needed: bool) -> None:
+        """Refuse a run whose start is not what was written, where it kept the model that training started from."""
+        if self.reference.is_dir():
+            check_checksums(self.reference)
+        elif needed:
+            raise ValueError(
+                f"{self.reference}, the model that training started from, is not there; restore it from a copy"
+            )
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -69,7 +113,7 @@ class RunFolder:
     @property
     def events(self) -> Path:
         """What happened, in words."""
-        return self.path / "events.log"
+        return self.path / EVENTS
 
     @property
     def archive(self) -> Path:
@@ -92,6 +136,11 @@ class RunFolder:
         return self.path / "reference"
 
     @property
+    def set_back(self) -> Path:
+        """Folder of what was recorded after a checkpoint that the run was set back to, see `setback`."""
+        return self.path / "set-back"
+
+    @property
     def summary(self) -> Path:
         """The result, once the run is over."""
         return self.path / "summary.json"
@@ -100,3 +149,26 @@ class RunFolder:
     def curve(self) -> Path:
         """The picture of the run, see `curve`."""
         return self.path / "curve.png"
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a start that failed or was killed may have left this behind: words, the lock, what was half written."""
+    return name in (EVENTS, LOCK) or (name.startswith(".") and name.endswith(".partial"))
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say what to do where a folder cannot be made or written to; failures of the disk have an answer of their own."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(
+            f"{path} cannot be a folder because a file is in the way; move it or choose another folder with out=..."
+        ) from None
+    except OSError as error:
+        if disk.is_failure(error):
+            raise
+        reason = error.strerror or error
+        raise ValueError(
+            f"cannot write to {path} ({reason}); make it writable or choose another folder with out=..."
+        ) from None

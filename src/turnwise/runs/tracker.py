@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from turnwise.runs.atomic import write_atomically
+from turnwise.runs.atomic import append_durably, write_atomically
+from turnwise.runs.checksums import Damaged
 
 NONFINITE = "nonfinite"
 
@@ -24,7 +26,7 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """The tracker every run has: one JSON object per line, the file closed after each.
+    """The tracker every run has: one JSON object per line, on disk before the next step begins.
 
     Floats come back bit for bit. JSON has no NaN and no infinity: they are written as null and named in "nonfinite".
 
@@ -44,8 +46,7 @@ class JsonLines:
             line[name] = float(value) if math.isfinite(value) else None
         if nonfinite := [name for name, value in line.items() if value is None]:
             line[NONFINITE] = nonfinite
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        append_durably(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
         pass
@@ -111,8 +112,33 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 def cut_back(path: Path, step: int) -> None:
     """Drop the lines after `step` and a torn last line, so that a run resumed from `step` can append."""
     if path.exists():
-        kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
-        write_atomically(path, b"".join(text + b"\n" for text in kept))
+        kept = b"".join(text + b"\n" for text, line in _whole_lines(path) if line["step"] <= step)
+        if kept != path.read_bytes():
+            write_atomically(path, kept)
+
+
+def lines_after(path: Path, step: int) -> bytes:
+    """What `cut_back` drops, but for a torn last line."""
+    return b"".join(text + b"\n" for text, line in _whole_lines(path) if line["step"] > step)
+
+
+def seal(path: Path) -> dict[str, Any]:
+    """What a checkpoint remembers of a metrics file, so that a resume knows it again."""
+    data = path.read_bytes() if path.exists() else b""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def check_seal(path: Path, sealed: Mapping[str, Any]) -> None:
+    """Raise Damaged where a metrics file does not begin as it was when it was sealed. One that is not there, or that
+    was never sealed, has nothing to be compared with."""
+    if not sealed or not path.exists():
+        return
+    data = path.read_bytes()[: sealed["bytes"]]
+    if len(data) < sealed["bytes"] or hashlib.sha256(data).hexdigest() != sealed["sha256"]:
+        raise Damaged(
+            f"{path} is damaged: it is not what it was when the checkpoint was written; restore it from a copy, or "
+            "move it away to go on without it"
+        )
 
 
 def _whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
@@ -121,10 +147,14 @@ def _whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append((text, json.loads(text)))
+            line = json.loads(text)
         except ValueError:
             if number < len(texts):
                 raise ValueError(f"line {number} of {path} is not JSON; repair or remove that line") from None
+            continue
+        if not isinstance(line, dict) or type(line.get("step")) is not int:
+            raise ValueError(f"line {number} of {path} has no step; repair or remove that line")
+        lines.append((text, line))
     return lines
 
 
