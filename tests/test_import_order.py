@@ -29,6 +29,7 @@ ORDER = (
     {"examiner", "warm_start"},
     {"run"},
     {"past", "subject"},
+    {"audit"},
     {"play", "verify", "cost", "appraisal", "host"},
     {"cli", "commands"},
 )

@@ -16,6 +16,7 @@ from making import distance, make_model
 from running import micro_recipe, train
 from turnwise import verify as module
 from turnwise.cli import main
+from turnwise.credit.truncation import unpaid
 from turnwise.learn.stock import exact_norms
 from turnwise.past import Past
 from turnwise.plan.cut import cut
@@ -194,10 +195,19 @@ def test_a_step_without_a_gradient_proves_nothing(
 
     copied = with_recipe(run, tmp_path, entropy=0.0, kl={"coefficient": 0.0})
     records = archive.read_step(copied / "archive" / "step-000002.parquet")
-    idle = [replace(record, credit=tuple(np.zeros_like(c) for c in record.credit)) for record in records]
-    archive.write_step(copied / "archive", 2, idle)
+    archive.write_step(copied / "archive", 2, [unpaid_record(record) for record in records])
     assert main(["verify", str(copied), "--step", "2"]) == 2
     assert "has no gradient" in capsys.readouterr().err
+
+
+def unpaid_record(record: Record) -> Record:
+    """The group as if nobody had been paid, with the credit that follows from it."""
+    attempts = tuple(map(unpaid, record.group.trajectories))
+    return replace(
+        record,
+        group=replace(record.group, trajectories=attempts),
+        credit=tuple(np.zeros_like(credit) for credit in record.credit),
+    )
 
 
 def test_the_gap_is_measured_where_a_checkpoint_has_sampled(run: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ EPILOG = """examples:
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
-  turnwise verify runs/quickstart                              prove that layouts change neither loss nor gradient
+  turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise play hops                                           play an environment yourself
   turnwise serve runs/quickstart                               the trained model behind an OpenAI-compatible endpoint
@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     )
     breaks.add_argument("run", metavar="RUN", help="a run folder; its archive is read")
 
-    verify = commands.add_parser("verify", help="prove on a run's own data that every layout trains the same")
+    verify = commands.add_parser("verify", help="prove a run on its own data: files, credit, logprobs, layouts")
     verify.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
     verify.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
     verify.add_argument("--groups", metavar="K", type=int, default=4, help="take at most so many groups (4)")
@@ -192,7 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         return int(getattr(commands, f"{chosen.command}_command")(chosen))
     except ValueError as error:
-        if type(error) is not ValueError:
+        from turnwise.runs.checksums import Damaged
+
+        if type(error) not in (ValueError, Damaged):
             raise
         print(f"turnwise: {error}", file=sys.stderr)
         return 2

@@ -217,7 +217,7 @@ def verify_command(chosen: argparse.Namespace) -> int:
     found = verify(Path(chosen.run), chosen.step, chosen.groups, chosen.tokens, chosen.dtype)
     for line in found.describe():
         print(line)
-    return 1 if found.failed else 0
+    return 1 if found.failed or found.audit.differences else 0
 
 
 def cost_command(chosen: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
-"""The proof on a run's own data that layouts change nothing: loss and gradient of recorded turns under the run's model
-and objective, laid out as trees, cut small, packed, and as padded rows that transformers computes by itself."""
+"""The proof of a run on its own data: what it recorded is what its recipe makes of it (see `audit`), and layouts change
+nothing. For the latter, loss and gradient of recorded turns under the run's model and objective are computed as trees,
+cut small, packed, and as padded rows that transformers computes by itself."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from turnwise import choices
+from turnwise.audit import Audit, audit
 from turnwise.build import set_threads
 from turnwise.config import Recipe
 from turnwise.credit.scope import PerTurn
@@ -39,6 +41,8 @@ LOOSE = 1e-6
 """In float64 where a norm goes through float32 inside and could not be kept from it."""
 WORK = 2.5e10
 """Tokens times parameters that all layouts compute in about a minute on a laptop, in float64."""
+AUDITED = 8
+"""How many times as many tokens are scored for an audit, which computes forward and once."""
 PADDED = "padded rows"
 
 
@@ -113,6 +117,7 @@ class Verification:
     comparisons: tuple[Comparison, ...]
     """The padded rows themselves first."""
     gap: Gap | None
+    audit: Audit
 
     @property
     def failed(self) -> list[Comparison]:
@@ -121,9 +126,10 @@ class Verification:
     def describe(self) -> list[str]:
         """Lines for a person."""
         lines = [*self.taken, ""]
-        head = ("layout", "passes", "tokens", "loss difference", "gradient error", "tolerance", "verdict")
-        lines += table(head, [comparison.cells for comparison in self.comparisons])
-        lines.append("")
+        if self.comparisons:
+            head = ("layout", "passes", "tokens", "loss difference", "gradient error", "tolerance", "verdict")
+            lines += [*table(head, [comparison.cells for comparison in self.comparisons]), ""]
+        lines += [*self.audit.describe(), ""]
         for found in self.failed:
             lines.append(f"{found.layout} is not the same; its gradient differs most in {found.worst}")
         if not self.exact_norms:
@@ -139,7 +145,7 @@ class Verification:
 
 
 def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None, dtype: str) -> Verification:
-    """Recorded turns of a run, computed in every layout. On the CPU, whatever the run trained on."""
+    """All that a run recorded, and recorded turns computed in every layout. On the CPU, whatever the run trained on."""
     for name, limit in (("groups", max_groups), ("tokens", max_tokens)):
         if limit is not None and limit < 1:
             raise ValueError(f"--{name} must be at least 1 (got {limit})")
@@ -148,22 +154,39 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
     set_threads(past.recipe)
     model = load_model(past.checkpoint.path)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    asked = max_tokens is not None
     max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))
-    gap = gap_of(past, max_tokens)
+    found = audit(past, model, max_tokens if asked else AUDITED * max_tokens)
+    layouts: tuple[Comparison, ...] = ()
+    exact = dtype != "float64" or exact_norms(model)
+    try:
+        taken, layouts = compared(past, step, model, max_groups, max_tokens, dtype, exact)
+    except ValueError as error:
+        if not found.differences:
+            raise
+        taken = (f"layouts were not compared: {error}",)
+    gap = None if found.damaged else gap_of(past, max_tokens)
+    return Verification(taken, exact, layouts, gap, found)
+
+
+def compared(
+    past: Past, step: int, model: Any, max_groups: int, max_tokens: int, dtype: str, exact: bool
+) -> tuple[tuple[str, ...], tuple[Comparison, ...]]:
+    """(what was taken of a step, what the layouts make of it)."""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     records = past.kept(step)
     some = take(records, max_groups, max_tokens)
-    exact = dtype != "float64" or exact_norms(model)
     model.to(DTYPES[dtype])
     policy = policy_of(computed_in(past.recipe, dtype), model)
     case = case_of(past, some, policy)
     tolerance = TOLERANCES[dtype] if exact else LOOSE
     comparisons = compare(case, policy, past.recipe, tolerance)
     taken = (
-        f"step {step} of {path}: {amount(records, some)}",
+        f"step {step} of {past.folder.path}: {amount(records, some)}",
         f"under {objective_in_words(past.recipe)}, with the weights of step {past.checkpoint.step} "
         f"({num_parameters:,} parameters) in {dtype}",
     )
-    return Verification(taken, exact, tuple(comparisons), gap)
+    return taken, tuple(comparisons)
 
 
 def computed_in(recipe: Recipe, dtype: str) -> Recipe:

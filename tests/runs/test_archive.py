@@ -8,7 +8,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from making import lines_run, make_turn
-from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
+from turnwise.runs.archive import (
+    FORMAT,
+    FORMAT_KEY,
+    Record,
+    archived_steps,
+    cut_back,
+    prune,
+    read_step,
+    to_table,
+    write_step,
+)
 from turnwise.types import (
     Break,
     Group,
@@ -255,7 +265,7 @@ def test_an_archive_from_before_breaks_and_calls_can_be_read(tmp_path):
         for row in table["turns"]
     ]
     old = table.set_column(table.column_names.index("turns"), "turns", pa.array(rows, old_type(table["turns"].type)))
-    pq.write_table(old.replace_schema_metadata(table.schema.metadata), path)
+    pq.write_table(old.replace_schema_metadata({FORMAT_KEY: FORMAT}), path)
     assert same(read_step(path), records)
     assert [turn.broke for turn in turns_of([read_step(path)[0].group])] == ["none", "none", "unknown"]
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
     bounds_of,
     fields_of,
@@ -30,6 +31,7 @@ from turnwise.runs.columns import (
     texts_of,
     token_column,
 )
+from turnwise.runs.seal import BLANK, SEAL_KEY, check_seal, sealed
 from turnwise.types import (
     Break,
     Floats,
@@ -84,9 +86,13 @@ class Record:
 def write_step(folder: Path, step: int, records: Sequence[Record]) -> Path:
     """The file of `step`, complete, with `records` in order."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:06d}.parquet"
+    path = step_path(folder, step)
     write_records(path, step, records)
     return path
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.parquet"
 
 
 def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
@@ -103,24 +109,33 @@ def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "credit", "weights")},
         write_statistics=False,
     )
-    write_atomically(path, memoryview(sink.getvalue()))
+    write_atomically(path, sealed(memoryview(sink.getvalue())))
 
 
 def read_step(path: Path) -> list[Record]:
-    """The records of a step, as they were given to `write_step`."""
+    """The records of a step, as they were given to `write_step`; raises Damaged where they are not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
+    check_seal(data, path)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+    except (pa.ArrowException, OSError):
         raise ValueError(f"{path} is not a Parquet file; remove it or restore it from a copy") from None
-    found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode()
+    found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode(errors="replace")
     if found != FORMAT.decode():
         raise ValueError(
             f"{path} has archive format {found}, not {FORMAT.decode()}; read it with the turnwise that wrote it"
         )
-    return from_table(file.read())
+    try:
+        return from_table(file.read())
+    except (pa.ArrowException, OSError) as error:
+        said = str(error).splitlines()[0]
+        raise Damaged(f"{path} is damaged ({said}); remove it or restore it from a copy") from None
 
 
 def archived_steps(folder: Path) -> list[int]:
@@ -144,7 +159,7 @@ def prune(folder: Path, keep: int) -> None:
 
 def _remove(folder: Path, steps: Iterable[int]) -> None:
     for step in steps:
-        (folder / f"step-{step:06d}.parquet").unlink()
+        step_path(folder, step).unlink()
 
 
 def to_table(step: int, records: Sequence[Record]) -> Any:
@@ -180,7 +195,7 @@ def to_table(step: int, records: Sequence[Record]) -> Any:
     for name in ("credit", "weights"):
         arrays = [array for record in records for array in getattr(record, name)]
         columns[name] = token_column(trained, arrays, np.float32)
-    return pa.table(columns).replace_schema_metadata({FORMAT_KEY: FORMAT})
+    return pa.table(columns).replace_schema_metadata({FORMAT_KEY: FORMAT, SEAL_KEY: BLANK})
 
 
 def from_table(table: Any) -> list[Record]:
