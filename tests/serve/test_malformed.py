@@ -264,9 +264,12 @@ def test_requests_that_cannot_be_computed_fail_alone_before_a_model():
 
 def test_a_call_that_the_engine_refuses_does_not_break_a_session():
     def client(address):
-        return [post(address, TEXT, {"model": "policy", "prompt": [token], "max_tokens": 3})[0] for token in (7, 1, 8)]
+        return [
+            post(address, TEXT, {"model": "policy", "prompt": [token], "max_tokens": 3})[0] for token in (7, 8, 9, 1, 2)
+        ]
 
     engine = says("hello", render=hermes(), vocabulary=8)
-    statuses, session = served(client, engine)
-    assert statuses == [200, 200, 400]
+    statuses, session = served(client, engine, max_turns=3)
+    assert statuses == [200, 400, 400, 200, 200]
+    assert len(session.made) == 3
     assert not session.broken.done() or session.broken.cancelled()

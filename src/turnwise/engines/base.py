@@ -97,7 +97,7 @@ def stop_strings(given: Any) -> tuple[str, ...]:
 def shown(value: Any) -> str:
     """A value for a message, in one line and not at length."""
     try:
-        text = ascii(value)
+        text = ascii(value[:41] if isinstance(value, (str, bytes)) else value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:40]}..."

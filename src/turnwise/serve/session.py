@@ -241,6 +241,8 @@ class Session:
             call.turn = finished(call, completion, self.renderer)
             return answer_of(call, call.turn, self.renderer, self.model)
         except Refusal:
+            if call in self.under_way:  # it takes none of the attempt's turns
+                self.under_way.remove(call)
             raise
         except TimeoutError as error:
             self.fail(error)
