@@ -242,5 +242,8 @@ class Parrot(torch.nn.Module):
 
         return Out
 
+    def get_input_embeddings(self):
+        return torch.nn.Embedding(self.vocabulary, 1)
+
     def get_output_embeddings(self):
         return lambda hidden: hidden

@@ -24,7 +24,7 @@ from turnwise.credit.estimators import imitate
 from turnwise.credit.scope import of_tokens
 from turnwise.credit.weighting import token_mean
 from turnwise.data.catalogue import model_folder
-from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.base import Engine, Sampling, vocabulary_of
 from turnwise.engines.process import ProcessEngine
 from turnwise.engines.router import Router
 from turnwise.engines.scripted import ScriptedEngine
@@ -298,6 +298,7 @@ def vllm_engine(recipe: Recipe, model: Any, renderer: Renderer, version: int) ->
         FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
         slots=engine.slots,
         context=engine.context or recipe.rollout.max_trajectory_tokens,
+        vocabulary=vocabulary_of(model),
         end_tokens=renderer.end_tokens,
         tensors=weights,
         version=version,

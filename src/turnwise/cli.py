@@ -37,7 +37,7 @@ SERVE_EPILOG = """examples:
   turnwise serve runs/quickstart                               its last checkpoint, for this machine only
   turnwise serve runs/quickstart --checkpoint 20 --port 8080   another checkpoint, another port
   turnwise serve models/warm --name warm rollout.tools=hermes  a model that save_pretrained or turnwise sft wrote
-  turnwise serve runs/quickstart --host 0.0.0.0 --key SECRET   for others too, who need the key
+  turnwise serve runs/quickstart --host 0.0.0.0 --key-file key.txt   for others too, who need what is in key.txt
 
 then, for instance:
   curl http://127.0.0.1:8000/v1/chat/completions -H "authorization: Bearer KEY" -H "content-type: application/json" \\
@@ -155,7 +155,13 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
     serve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")
-    serve.add_argument("--key", default="", help="what clients have to send; made up and printed unless given")
+    serve.add_argument("--key-file", metavar="FILE", default="", help="what clients have to send is in this file")
+    serve.add_argument(
+        "--key",
+        default="",
+        help="what clients have to send, for everyone on this machine to see in ps; without it and --key-file, the "
+        "variable TURNWISE_KEY, or else one that is made up and printed",
+    )
     serve.add_argument("--name", default="policy", help='what clients call the model ("policy")')
     add_data_commands(commands)
     return top

@@ -241,15 +241,17 @@ def cost_command(chosen: argparse.Namespace) -> int:
 def serve_command(chosen: argparse.Namespace) -> int:
     from turnwise import host
     from turnwise.serve.endpoint import Endpoint, check_installed
+    from turnwise.serve.key import find_key
 
     check_installed()
     if not 0 <= chosen.port < 1 << 16:
         raise ValueError(f"--port {chosen.port}: ports are 0 to 65535")
+    key = find_key(chosen.key, chosen.key_file)
     subject = host.subject_of(chosen.what, chosen.checkpoint, chosen.overrides)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("turnwise").setLevel(logging.INFO)
     endpoint = Endpoint(chosen.host, chosen.port)
-    asyncio.run(host.until_stopped(subject, endpoint, chosen.key, chosen.name, open_screen()))
+    asyncio.run(host.until_stopped(subject, endpoint, key, chosen.name, open_screen()))
     return 0
 
 

@@ -224,7 +224,7 @@ class Sampling(Section):
     """How training attempts are sampled. Top-p, top-k and penalties are for evaluation only: the learner could not
     reproduce their logprobs."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=1e-6, le=1e6)
     """Logits are divided by it, by the engine and by the learner alike."""
 
 
@@ -433,11 +433,11 @@ class Evaluation(Section):
     """Held-out tasks per environment before and after training."""
     attempts: int = Field(1, ge=1)
     """Attempts per task."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=1e6)
     """Of the sampled evaluation; a greedy one is always made beside it before and after training."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=1e-6, le=1)
     """Nucleus of the sampled evaluation."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, lt=1 << 31)
     """Most likely tokens the sampled evaluation may draw from; 0 for all."""
     overlap: bool = False
     """Training goes on beside evaluations, which have an engine and a copy of the weights of their own; those before

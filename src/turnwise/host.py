@@ -13,7 +13,8 @@ from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.folder import RunFolder
 from turnwise.screen import Screen
 from turnwise.serve.endpoint import Endpoint
-from turnwise.serve.public import Public, new_key
+from turnwise.serve.key import Key
+from turnwise.serve.public import Public
 from turnwise.serve.registry import Address
 from turnwise.subject import Subject
 
@@ -40,7 +41,7 @@ def subject_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> S
     return Subject(str(where), parse_recipe(tree, "serve"), where, 0, where)
 
 
-async def host(subject: Subject, endpoint: Endpoint, key: str, name: str, screen: Screen, stop: asyncio.Event) -> None:
+async def host(subject: Subject, endpoint: Endpoint, key: Key, name: str, screen: Screen, stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     recipe = subject.recipe
     build.set_threads(recipe)
@@ -52,8 +53,8 @@ async def host(subject: Subject, endpoint: Endpoint, key: str, name: str, screen
     learners.policy_of(recipe, model)  # which makes it ready for an engine
     engine = build.slot_engine(recipe, model, renderer, subject.version)
     try:
-        address = endpoint.open(Public(engine, renderer, name), key or new_key())
-        for line in describe(subject, address):
+        address = endpoint.open(Public(engine, renderer, name), key.text)
+        for line in describe(subject, address, key):
             screen.say(line)
         await stop.wait()
     finally:
@@ -61,16 +62,16 @@ async def host(subject: Subject, endpoint: Endpoint, key: str, name: str, screen
         await engine.close()
 
 
-def describe(subject: Subject, address: Address) -> list[str]:
+def describe(subject: Subject, address: Address, key: Key) -> list[str]:
     return [
         f"serving {subject.name}; Ctrl-C ends it",
         f"  base_url  {address.base_url}   (Anthropic's clients want it without /v1)",
-        f"  api_key   {address.key}",
+        f"  api_key   {key.shown}",
         f"  model     {address.model}",
     ]
 
 
-async def until_stopped(subject: Subject, endpoint: Endpoint, key: str, name: str, screen: Screen) -> None:
+async def until_stopped(subject: Subject, endpoint: Endpoint, key: Key, name: str, screen: Screen) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ Another engine is an entry in `KINDS`: how it is started on a folder that transf
 from __future__ import annotations
 
 import asyncio
+import math
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def start_scripted(folder):
         return "".join(random.choice(list(LETTERS), int(random.integers(1, 100))))
 
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ScriptedEngine(script, encode, end_token=END, context=CONTEXT)
+    return ScriptedEngine(script, encode, end_token=END, context=CONTEXT, vocabulary=VOCABULARY)
 
 
 def start_elsewhere(start, folder):
@@ -178,6 +179,40 @@ class Stage:
         """The logprobs are those of the stock model on the whole sequence."""
         expected = shaped_logprobs(full_logits(self.model, prompt, completion.tokens), completion.tokens, **shape)
         np.testing.assert_allclose(completion.logprobs, expected, atol=self.kind.tolerance, rtol=0)
+
+
+POISON = {
+    "top_k 2^63": {"top_k": 2**63},
+    "top_k 10^30": {"top_k": 10**30},
+    "top_k -1": {"top_k": -1},
+    "temperature 1e-40": {"temperature": 1e-40},
+    "temperature 1e-320": {"temperature": 1e-320},
+    "temperature 1e38": {"temperature": 1e38},
+    "temperature 10^400": {"temperature": 10**400},
+    "temperature nan": {"temperature": math.nan},
+    "temperature inf": {"temperature": math.inf},
+    "temperature -1": {"temperature": -1.0},
+    "top_p nan": {"top_p": math.nan},
+    "top_p 0": {"top_p": 0.0},
+    "top_p -1": {"top_p": -1.0},
+    "top_p 2": {"top_p": 2.0},
+    "max_tokens -1": {"max_tokens": -1},
+    "max_tokens 2^63": {"max_tokens": 2**63},
+    "a surrogate in a stop string": {"stop": ("\ud800",)},
+    "an empty stop string": {"stop": ("",)},
+    "thousands of stop strings": {"stop": tuple(map(str, range(5000)))},
+    "a seed of 65 bits": {"seed": 2**64},
+    "a seed below 0": {"seed": -1},
+    "an empty prompt": {"prompt": np.zeros(0, np.int32)},
+    "a prompt as long as the context": {"prompt": np.ones(CONTEXT, np.int32)},
+    "a token outside the vocabulary": {"prompt": np.array([1, VOCABULARY, 2])},
+    "a token far outside the vocabulary": {"prompt": np.array([1, 2**31 - 1])},
+    "a token below 0": {"prompt": np.array([1, -1])},
+    "a token of 64 bits": {"prompt": np.array([1, 2**32 + 1])},
+    "a token that is no whole number": {"prompt": np.array([1.5, 2.0])},
+    "a prompt of two dimensions": {"prompt": np.ones((2, 2), np.int32)},
+}
+"""Calls that no engine can serve."""
 
 
 def prompts(*sizes, seed=0):

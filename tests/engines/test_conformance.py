@@ -10,6 +10,7 @@ from engines.conformance import (
     END,
     KINDS,
     LETTERS,
+    POISON,
     Stage,
     continued_logprobs,
     full_logits,
@@ -273,6 +274,46 @@ def test_a_prompt_that_is_empty_or_leaves_no_room_is_a_mistake(stage, size):
 def test_a_seed_has_64_bits(stage, seed):
     with pytest.raises(ValueError, match="64 bits"):
         stage.run(stage.ask(prompts(5)[0], seed=seed))
+
+
+def test_calls_that_cannot_be_served_fail_alone(stage):
+    """Each by itself, at once, and beside calls that sample and calls that wait: these get the same tokens as ever."""
+    asked = prompts(*[8] * 24)
+
+    async def poison(changes):
+        given = {"prompt": prompts(5)[0], "session": "poison", **changes}
+        return await stage.ask(given.pop("prompt"), **given)
+
+    async def scene():
+        whole = await stage.ask_all(asked, 30)
+        calls = long_calls(stage, asked, max_tokens=30)
+        refused = await asyncio.gather(*map(poison, POISON.values()), return_exceptions=True)
+        for changes in POISON.values():
+            await asyncio.sleep(0.002)
+            refused += await asyncio.gather(poison(changes), return_exceptions=True)
+        return whole, await asyncio.gather(*calls), refused, await stage.ask_all(asked, 30)
+
+    whole, beside, refused, after = stage.run(scene())
+    for name, error in zip(2 * list(POISON), refused, strict=True):
+        assert isinstance(error, ValueError), (name, error)
+        assert str(error), name
+        assert "\n" not in str(error)
+    for one, other, later in zip(whole, beside, after, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist() == later.tokens.tolist()
+        assert one.stop is other.stop is later.stop
+
+
+def test_no_tokens_are_sampled_where_none_are_asked_for(stage):
+    async def scene():
+        calls = long_calls(stage, prompts(*[8] * 4), max_tokens=20)
+        none = [await stage.ask(prompts(5)[0], 0, stop=stop) for stop in ((), ("x",))]
+        return none, await asyncio.gather(*calls)
+
+    none, others = stage.run(scene())
+    for completion in none:
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.versions) == 0
+        assert completion.stop is StopReason.length
+    assert all(len(completion.tokens) for completion in others)
 
 
 # ---------------------------------------------------------------- abort, cancel, pause

@@ -143,6 +143,13 @@ def test_a_row_with_top_p_one_keeps_its_tail_beside_one_with_less():
     assert tokens.tolist() == [3, 0]
 
 
-def test_logits_that_are_not_numbers_are_refused():
-    with pytest.raises((ValueError, RuntimeError)):
-        draw(torch.tensor([[0.0, torch.nan, 1.0]]), ANY, torch.tensor([0.5]))
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_a_row_of_logits_that_are_not_numbers_says_so_and_leaves_the_others_alone(temperature):
+    rows = torch.tensor([[0.0, 2.0, 1.0], [0.0, torch.nan, 1.0], [0.0, torch.inf, 1.0], [-torch.inf] * 3, [3.0, 0, 1]])
+    noise = torch.full((5,), 0.5, dtype=torch.float64)
+    shape = lambda size: Shape(None if temperature is None else torch.full((size,), temperature), None, None)
+    tokens, logprobs = draw(rows, shape(5), noise)
+    assert logprobs.isnan().tolist() == [False, True, True, True, False]
+    alone, chances = draw(rows[[0, 4]], shape(2), noise[:2])
+    assert tokens[[0, 4]].tolist() == alone.tolist()
+    assert logprobs[[0, 4]].tolist() == chances.tolist()

@@ -812,6 +812,77 @@ def test_a_decode_that_raises_fails_the_call():
         run(engine.generate(prompts(4)[0], Sampling(5, stop=("x",)), session="a", seed=0))
 
 
+def test_a_decode_that_raises_leaves_the_others_alone():
+    model, asked = tiny_model(), prompts(6, 9, 4, 7)
+    free = run(together(slot_engine(served(model)), asked, 13))
+
+    def decode(tokens):
+        if asked_for_stop(tokens):
+            raise UnicodeDecodeError("utf-8", b"", 0, 1, "half a character")
+        return "-"
+
+    asked_for_stop = lambda tokens: tokens[-1:] == free[2].tokens.tolist()[3:4]
+    engine = slot_engine(served(model), decode=decode)
+
+    async def scene():
+        calls = [
+            engine.generate(prompt, Sampling(13, stop=("x",) if i == 2 else ()), session=f"s{i}", seed=i)
+            for i, prompt in enumerate(asked)
+        ]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    done = run(scene())
+    assert isinstance(done[2], EngineFailure)
+    assert "half a character" in str(done[2])
+    for place in (0, 1, 3):
+        assert done[place].tokens.tolist() == free[place].tokens.tolist()
+    assert not engine.model.busy
+    assert sorted(engine.model.free) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_whose_logits_are_no_numbers_fails_alone(temperature):
+    """A model that has no numbers for one token: nothing of it is left in memory that others use afterwards."""
+    model, bad = tiny_model(), VOCABULARY - 1
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = torch.nan
+        model.get_output_embeddings().weight[bad] = 0.0
+    asked = [prompt % bad for prompt in prompts(40, 9, 4, 40, 33, 12)]
+    alone = [
+        run(slot_engine(served(model)).generate(p, Sampling(20), session="s", seed=i)) for i, p in enumerate(asked)
+    ]
+    engine = slot_engine(served(model))
+
+    async def scene():
+        found = []
+        for size in (3, 30, 60):
+            poisoned = prompts(size)[0] % bad
+            poisoned[size // 2] = bad
+            calls = [engine.generate(p, Sampling(20), session=f"s{i}", seed=i) for i, p in enumerate(asked)]
+            calls.insert(1, engine.generate(poisoned, Sampling(20, temperature), session="poison", seed=0))
+            found.append(await asyncio.gather(*calls, return_exceptions=True))
+        return found
+
+    for done in run(scene()):
+        failed = done.pop(1)
+        assert isinstance(failed, EngineFailure)
+        assert "not numbers" in str(failed)
+        for one, other in zip(alone, done, strict=True):
+            sampled = [bad] if bad in one.tokens else []
+            assert not sampled, "the prompts were to avoid it"
+            assert other.tokens.tolist() == one.tokens.tolist()
+    assert not engine.model.busy
+
+
+def test_a_stop_string_between_tokens_that_are_nothing():
+    words = ["<", "/s>", "", "."]
+    script = [3, 3, 0, *[2] * 40, 1, 3, 3]
+    engine = slot_engine(Parrot(script, 4), decode=lambda tokens: "".join(words[token] for token in tokens))
+    completion = run(engine.generate(np.array([3]), Sampling(80, stop=("</s>",)), session="s", seed=0))
+    assert completion.tokens.tolist() == [3, 0, *[2] * 40, 1]
+    assert completion.stop is StopReason.stop_string
+
+
 def test_a_request_that_cannot_be_admitted_does_not_hang():
     model = tiny_model()
     engine = slot_engine(served(model))

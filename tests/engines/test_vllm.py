@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from acting import renderer, run, tiny_model, until
+from engines.conformance import CONTEXT, POISON, VOCABULARY
 from turnwise import build
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.engines.vllm import VllmEngine, signed
@@ -83,7 +84,7 @@ class Played:
 
 
 def engine_on(service, **named):
-    settings = {"slots": 2, "context": 20, "end_tokens": [2, 9], "tensors": WEIGHTS, **named}
+    settings = {"slots": 2, "context": 20, "vocabulary": 50, "end_tokens": [2, 9], "tensors": WEIGHTS, **named}
     return VllmEngine(service, FileTransfer(torch.float32), **settings)
 
 
@@ -173,6 +174,36 @@ def test_a_temperature_that_vllm_would_change_is_refused():
     service = Played()
     with pytest.raises(ValueError, match="temperature"):
         run(answered(service, engine_on(service), 1, sampling={"temperature": 0.001}))
+
+
+def test_calls_that_cannot_be_served_never_reach_vllm():
+    async def scene():
+        service = Played()
+        engine = engine_on(service, context=CONTEXT, vocabulary=VOCABULARY)
+        good = ask(engine)
+        await until(lambda: service.calls)
+        refused = []
+        for changes in POISON.values():
+            given = {"prompt": PROMPT, "seed": 3, "max_tokens": 8, **changes}
+            prompt, seed = given.pop("prompt"), given.pop("seed")
+            with pytest.raises(ValueError) as caught:
+                await engine.generate(prompt, Sampling(**given), session="poison", seed=seed)
+            refused.append(str(caught.value))
+        asked = len(service.asked)
+        service.answer([1, 4])
+        return refused, asked, (await good).tokens.tolist(), engine.free
+
+    refused, asked, tokens, free = run(scene())
+    assert all(refused)
+    assert (asked, tokens, free) == (1, [1, 4], 2)
+
+
+def test_no_tokens_are_asked_of_vllm_where_none_are_wanted():
+    service = Played()
+    completion = run(answered(service, engine_on(service), sampling={"max_tokens": 0}))
+    assert len(completion.tokens) == 0
+    assert completion.stop is StopReason.length
+    assert service.told == []
 
 
 def test_seeds_fit_64_signed_bits_and_stay_apart():

@@ -10,7 +10,7 @@ import numpy as np
 
 from turnwise.cluster.parcel import ObjectStore, Parcel, opened
 from turnwise.cluster.site import Site
-from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, check_call
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.router import Router
 from turnwise.types import Tokens
 
@@ -56,8 +56,8 @@ class Replica:
         await self.answer(self.actor.check.remote())
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
-        asked = self.actor.generate.remote(np.asarray(prompt, np.int32), sampling, session, seed)
+        tokens = checked_prompt(prompt, seed, context=self.context)
+        asked = self.actor.generate.remote(tokens, sampling, session, seed)
         try:
             completion: Completion = await self.answer(asked)
         except asyncio.CancelledError:

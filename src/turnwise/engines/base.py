@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
+
 from turnwise.types import Floats, StopReason, Tokens, TurnTiming
+
+MOST_TOKENS = (1 << 31) - 1
+"""The largest number of tokens, top-k and token that 32 bits hold."""
+COLDEST, HOTTEST = 1e-6, 1e6
+"""Temperatures that logits can be divided by in float32, with something left to tell tokens apart by."""
+LEAST_TOP_P = 1e-6
+MOST_STOPS, LONGEST_STOP = 64, 1024
+"""Stop strings of a call, and characters of one: each is looked for after every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one action is sampled.
+    """How one action is sampled. What no engine can compute is no Sampling: it is refused before it is in a batch with
+    others.
 
     Example:
         Sampling(max_tokens=64, temperature=1.0, stop=("</answer>",))
     """
 
     max_tokens: int
+    """0 samples nothing."""
     temperature: float = 1.0
     """0 takes the most likely token."""
     top_p: float = 1.0
@@ -25,6 +40,67 @@ class Sampling:
     """0 for all tokens."""
     stop: tuple[str, ...] = ()
     """The action ends with the token that completes one of these."""
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "max_tokens": whole("max_tokens", self.max_tokens, 0, MOST_TOKENS),
+            "temperature": number("temperature", self.temperature, COLDEST, HOTTEST, or_zero=True),
+            "top_p": number("top_p", self.top_p, LEAST_TOP_P, 1.0),
+            "top_k": whole("top_k", self.top_k, 0, MOST_TOKENS),
+            "stop": stop_strings(self.stop),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number in a range, as Python's own."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {shown(value)}") from None
+    if isinstance(value, (bool, np.bool_)) or not low <= found <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
+    return found
+
+
+def number(name: str, value: Any, low: float, high: float, *, or_zero: bool = False) -> float:
+    """A number in a range, as Python's own."""
+    wanted = f"{name} must be {'0 or ' if or_zero else ''}between {low:g} and {high:g}"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise ValueError(f"{wanted}, got {shown(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not (low <= found <= high or (or_zero and found == 0)):
+        raise ValueError(f"{wanted}, got {shown(value)}")
+    return found
+
+
+def stop_strings(given: Any) -> tuple[str, ...]:
+    """Stop strings that can be looked for."""
+    if isinstance(given, str) or not isinstance(given, (tuple, list)):
+        raise ValueError(f"stop must be a tuple of strings, got {shown(given)}")
+    if len(given) > MOST_STOPS:
+        raise ValueError(f"there may be {MOST_STOPS} stop strings, got {len(given)}")
+    for text in given:
+        if not isinstance(text, str) or not 1 <= len(text) <= LONGEST_STOP:
+            raise ValueError(f"a stop string has 1 to {LONGEST_STOP} characters, got {shown(text)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the stop string {shown(text)} has half of a surrogate pair") from None
+    return tuple(given)
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in one line and not at length."""
+    try:
+        text = ascii(value[:41] if isinstance(value, (str, bytes)) else value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +119,48 @@ class EngineFailure(RuntimeError):
     """The engine could not serve a request: an infrastructure error, never a zero reward."""
 
 
-def check_call(prompt: Tokens, context: int, seed: int) -> None:
-    """Refuse what no engine can serve."""
-    if len(prompt) == 0:
+def nothing(stop: StopReason) -> Completion:
+    """The completion of a call for which no token was sampled."""
+    tokens, logprobs, versions = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32)
+    for array in (tokens, logprobs, versions):
+        array.flags.writeable = False
+    return Completion(tokens, logprobs, versions, stop)
+
+
+def checked_prompt(prompt: Any, seed: Any, *, context: int, vocabulary: int = MOST_TOKENS + 1) -> Tokens:
+    """The prompt of a call as every engine reads it; a ValueError where no engine can serve it.
+
+    An engine asks for this before the call is among others. One that hands calls on may leave the vocabulary to the
+    engine that has the model.
+    """
+    check_seed(seed)
+    tokens = np.asarray(prompt)
+    if tokens.ndim != 1:
+        raise ValueError(f"a prompt is a row of tokens, got an array of {tokens.ndim} dimensions")
+    if len(tokens) == 0:
         raise ValueError("an engine needs a prompt of at least one token")
-    if len(prompt) >= context:
-        raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {context}")
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"a seed has 64 bits, got {seed}")
+    if len(tokens) >= context:
+        raise ValueError(f"a prompt of {len(tokens)} tokens leaves no room in a context of {context}")
+    if tokens.dtype.kind not in "iu":
+        raise ValueError(f"the tokens of a prompt are whole numbers of 32 bits, got {tokens.dtype}")
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"a prompt has the token {token}, and those of the model are 0 to {vocabulary - 1}")
+    return tokens.astype(np.int32, copy=False)
+
+
+def check_seed(seed: Any) -> None:
+    try:
+        fits = 0 <= operator.index(seed) < 1 << 64
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"a seed has 64 bits, got {shown(seed)}")
+
+
+def vocabulary_of(model: Any) -> int:
+    """How many tokens a model has."""
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 class Engine(Protocol):
@@ -66,8 +176,8 @@ class Engine(Protocol):
     """Tokens that prompt and action may have together."""
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        """What is sampled after a prompt. A call that `check_call` refuses is a ValueError; one that the engine could
-        not serve an EngineFailure."""
+        """What is sampled after a prompt. A call that `checked_prompt` refuses is a ValueError; one that the engine
+        could not serve an EngineFailure. Either is that call's alone."""
         ...
 
     async def abort(self, session: str) -> None:

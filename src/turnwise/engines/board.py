@@ -76,8 +76,3 @@ class Board:
         self.logprobs[slots, place] = logprobs
         self.versions[slots, place] = version
         self.length[slots] += 1
-
-    def tail(self, slot: int, num_tokens: int) -> list[int]:
-        """The last sampled tokens of a slot, as many as there are."""
-        end = int(self.length[slot])
-        return self.tokens[slot, max(int(self.prompt_length[slot]), end - num_tokens) : end].tolist()  # type: ignore[no-any-return]

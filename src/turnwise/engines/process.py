@@ -18,9 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, check_call
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.wire import Wire, framed
 from turnwise.sync.outline import filled
 from turnwise.sync.published import Published
@@ -69,8 +67,8 @@ class ProcessEngine:
         """Why nothing is answered any more; empty while it is."""
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
-        completion: Completion = await self.ask("generate", np.asarray(prompt, np.int32), sampling, session, seed)
+        tokens = checked_prompt(prompt, seed, context=self.context)
+        completion: Completion = await self.ask("generate", tokens, sampling, session, seed)
         for array in (completion.tokens, completion.logprobs, completion.versions):
             array.flags.writeable = False
         return completion
@@ -122,8 +120,8 @@ class ProcessEngine:
             raise EngineFailure(self.over)
         number = next(self.numbers)
         call = self.calls[number] = asyncio.get_running_loop().create_future()
-        wire.send((number, method, arguments))
         try:
+            wire.send((number, method, arguments))
             return await call
         except asyncio.CancelledError:
             wire.send((NOBODY, "cancel", (number,)))

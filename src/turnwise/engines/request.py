@@ -10,6 +10,7 @@ import numpy as np
 
 from turnwise.engines.base import Completion, Sampling
 from turnwise.engines.radix import NOWHERE, Node
+from turnwise.engines.recent_text import RecentText
 from turnwise.types import Floats, StopReason, Tokens, TurnTiming
 
 
@@ -31,6 +32,11 @@ class Request:
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     first: float = 0.0
+    recent: RecentText = field(init=False)
+    """The end of what it says, where stop strings are looked for."""
+
+    def __post_init__(self) -> None:
+        self.recent = RecentText(max(map(len, self.sampling.stop), default=0))
 
     @property
     def known(self) -> Tokens:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, check_call
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.sync.published import Published
 from turnwise.types import Tokens
 
@@ -103,7 +103,7 @@ class Router:
     # ------------------------------------------------------------ calls
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
+        prompt = checked_prompt(prompt, seed, context=self.context)
         self.watch()
         tries = 2 * len(self.places) + 1
         while True:

@@ -29,7 +29,8 @@ class Shape:
 
 
 def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens [B], logprobs [B]) from logits [B, V] and uniform noise [B] in [0, 1)."""
+    """(tokens [B], logprobs [B]) from logits [B, V] and uniform noise [B] in [0, 1). A row whose logits are no numbers
+    has NaN for its logprob, and no meaning as a token."""
     logits = logits.float()
     greedy = None
     if shape.temperature is not None:
@@ -45,10 +46,8 @@ def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     chosen = (logits.gather(1, tokens[:, None]) - top)[:, 0] - total.log().float()
-    if chosen.isnan().any():
-        raise RuntimeError("the model's logits are not numbers")
     if greedy is not None:
-        chosen = torch.where(greedy, 0.0, chosen)
+        chosen = torch.where(greedy & ~chosen.isnan(), 0.0, chosen)
     return tokens, chosen
 
 

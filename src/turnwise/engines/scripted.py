@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Completion, EngineFailure, Sampling, check_call
+from turnwise.engines.base import MOST_TOKENS, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.types import StopReason, Tokens
 
 Spoken = str | Tokens
@@ -34,12 +34,14 @@ class ScriptedEngine:
         *,
         end_token: int,
         context: int = 1 << 20,
+        vocabulary: int = MOST_TOKENS + 1,
         logprob: float = -0.5,
     ) -> None:
         self.script = script
         self.encode = encode
         self.end_token = end_token
         self.context = context
+        self.vocabulary = vocabulary
         self.logprob = logprob
         self.version = 0
         self.prompts: list[Tokens] = []
@@ -50,7 +52,9 @@ class ScriptedEngine:
         self.running.set()
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
+        prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
+        if sampling.max_tokens == 0:
+            return nothing(StopReason.length)
         self.prompts.append(prompt)
         said = self.script(prompt, session, seed)
         try:
@@ -58,7 +62,7 @@ class ScriptedEngine:
             while not self.running.is_set():
                 await self.running.wait()
         except Aborted:
-            return self.completion([], StopReason.abort)
+            return nothing(StopReason.abort)
         spoken, stop = self.tokens_of(text, sampling.stop)
         room = min(sampling.max_tokens, self.context - len(prompt))
         return self.completion(spoken[:room], stop if len(spoken) <= room else StopReason.length)

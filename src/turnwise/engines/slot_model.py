@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turnwise.engines.base import Completion, EngineFailure
+from turnwise.engines.base import Completion, EngineFailure, vocabulary_of
 from turnwise.engines.board import Board, Slots
 from turnwise.engines.cache import PassAttention
 from turnwise.engines.head import head_of
@@ -28,6 +28,8 @@ from turnwise.engines.stack import Stack, stack_of
 from turnwise.engines.states import copy_into, shapes_of
 from turnwise.types import StopReason
 
+Ended = tuple[Request, Completion | EngineFailure]
+"""A request that is over, and how."""
 MIB = 1 << 20
 DEFAULT_CACHE = 1024
 """MiB."""
@@ -58,6 +60,7 @@ class SlotModel:
             raise ValueError(f"engine.pass_tokens = {pass_tokens} must be more than engine.slots = {slots}")
         self.model = model
         self.context = context
+        self.vocabulary = vocabulary_of(model)
         self.version = version
         self.dtype = dtype
         self.decode = decode
@@ -102,7 +105,7 @@ class SlotModel:
             self.vacate(request)
 
     @torch.inference_mode()
-    def abort(self, session: str) -> list[tuple[Request, Completion]]:
+    def abort(self, session: str) -> list[Ended]:
         """End the calls of a session with what was sampled so far."""
         ending = [r for r in (*self.requests.values(), *self.waiting, *self.arrived) if r.session == session]
         for request in ending:
@@ -159,7 +162,7 @@ class SlotModel:
     # ------------------------------------------------------------ a step
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Request, Completion]]:
+    def step(self) -> list[Ended]:
         """Admit what fits, compute one pass, sample one token per ready request; what has ended is returned."""
         for request in self.arrived:
             # The last token is always computed by the request itself: its logits are needed.
@@ -315,44 +318,66 @@ class SlotModel:
 
     # ------------------------------------------------------------ sampling
 
-    def sample(self, slots: Slots, hidden: torch.Tensor) -> list[tuple[Request, Completion]]:
+    def sample(self, slots: Slots, hidden: torch.Tensor) -> list[Ended]:
         """Draw a token for each slot; the requests that have ended are returned."""
         before, board = time.perf_counter(), self.board
         with self.autocast():
             logits = self.head(hidden)
         drawn, logprobs = draw(logits, board.shape(slots), board.noise(slots))
-        tokens = drawn.cpu().numpy()
+        tokens, chances = drawn.cpu().numpy(), logprobs.cpu().numpy()
+        failed: list[Ended] = []
+        if (unreal := np.isnan(chances)).any():
+            failed = self.fail_unreal(slots[unreal])
+            slots, tokens, chances = slots[~unreal], tokens[~unreal], chances[~unreal]
         begun = slots[board.length[slots] == board.prompt_length[slots]]
-        board.add(slots, tokens, logprobs.cpu().numpy(), self.version)
+        board.add(slots, tokens, chances, self.version)
         self.sampled_tokens += len(slots)
         now = time.perf_counter()
         self.model_seconds += now - before
         for slot in begun:
             self.requests[slot].first = now
-        return self.finished(slots, tokens)
+        return failed + self.finished(slots, tokens)
 
-    def finished(self, slots: Slots, tokens: NDArray[np.int64]) -> list[tuple[Request, Completion]]:
+    def finished(self, slots: Slots, tokens: NDArray[np.int64]) -> list[Ended]:
         """The requests that the newest tokens ended."""
         ended = np.isin(tokens, self.end_tokens)
         full = self.board.length[slots] >= self.board.limit[slots]
         stops = self.board.has_stops[slots]
-        done = []
+        done: list[Ended] = []
         for index in np.flatnonzero(ended | full | stops):
             request = self.requests[slots[index]]
-            if ended[index]:
-                done.append((request, self.finish(request, StopReason.end_token)))
-            elif stops[index] and self.has_stop_string(request):
-                done.append((request, self.finish(request, StopReason.stop_string)))
-            elif full[index]:
-                done.append((request, self.finish(request, StopReason.length)))
+            try:
+                if ended[index]:
+                    done.append((request, self.finish(request, StopReason.end_token)))
+                elif stops[index] and self.has_stop_string(request, int(tokens[index])):
+                    done.append((request, self.finish(request, StopReason.stop_string)))
+                elif full[index]:
+                    done.append((request, self.finish(request, StopReason.length)))
+            except Exception as error:  # of a tokenizer, say: it is this request's, and not the others'
+                done.append(self.fail(request, str(error)))
         return done
 
-    def has_stop_string(self, request: Request) -> bool:
-        """Whether the newest token completed a stop string. A token has at least one byte, so the tail that can matter
-        is as many tokens as the longest stop string has bytes, and one more: some decoders strip a leading space."""
-        longest = max(len(text.encode()) for text in request.sampling.stop)
-        text = self.decode(self.board.tail(request.slot, longest + 1))
+    def has_stop_string(self, request: Request, token: int) -> bool:
+        """Whether the newest token completed a stop string."""
+        text = request.recent.add(token, self.decode)
         return any(stop in text for stop in request.sampling.stop)
+
+    def fail(self, request: Request, reason: str) -> Ended:
+        """End a request with a failure; the others go on."""
+        if self.requests.get(request.slot) is request:
+            self.vacate(request)
+        return request, EngineFailure(f"the engine failed: {reason}")
+
+    def fail_unreal(self, slots: Slots) -> list[Ended]:
+        """End the requests whose logits are no numbers. What was computed for them is not to be met again: a row's
+        memory becomes padding of others, and nothing times NaN is NaN."""
+        failed = []
+        for slot in slots.tolist():
+            for own in self.shelves.states(slot, 0, self.shelves.size_of(slot)):
+                own.zero_()
+            failed.append(self.fail(self.requests[slot], "the model's logits are not numbers"))
+        self.forget()
+        return failed
 
     def finish(self, request: Request, stop: StopReason) -> Completion:
         self.keep(request)

@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from turnwise.engines.base import Completion, EngineFailure, Sampling, check_call
+from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.request import Request
-from turnwise.engines.slot_model import SlotModel
-from turnwise.types import Tokens
+from turnwise.engines.slot_model import Ended, SlotModel
+from turnwise.types import StopReason, Tokens
 
 Run = Callable[..., Any]
 
@@ -37,12 +35,12 @@ class SlotEngine:
         self.driver: asyncio.Task[None] | None = None
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
+        tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
+        if sampling.max_tokens == 0:
+            return nothing(StopReason.length)
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")
-        request = Request(
-            np.asarray(prompt, np.int32), sampling, session, seed, asyncio.get_running_loop().create_future()
-        )
+        request = Request(tokens, sampling, session, seed, asyncio.get_running_loop().create_future())
         self.arrivals.append(request)
         self.wake.set()
         try:
@@ -86,10 +84,14 @@ class SlotEngine:
             self.model.submit(request)
         self.arrivals, self.departures = [], []
 
-    def answer(self, done: list[tuple[Request, Completion]]) -> None:
-        for request, completion in done:
-            if not request.future.done():
-                request.future.set_result(completion)
+    def answer(self, done: list[Ended]) -> None:
+        for request, outcome in done:
+            if request.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                request.future.set_exception(outcome)
+            else:
+                request.future.set_result(outcome)
 
     def fail(self, requests: list[Request], error: Exception) -> None:
         for request in requests:

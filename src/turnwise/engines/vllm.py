@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Completion, EngineFailure, Sampling, check_call
+from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.vllm_service import Answer, Call, Service
 from turnwise.engines.vllm_transfer import Transfer
 from turnwise.types import StopReason, Tokens
 
-COLDEST = 0.01
+COLDEST_OF_VLLM = 0.01
 """vLLM raises lower temperatures to this, except 0."""
 ABORT_SECONDS = 0.05
 """How long an abort waits for its call to end before it says so again: vLLM forgets one that comes before the call."""
@@ -47,8 +47,8 @@ class VllmEngine:
     call would wait through a load and go on from prefixes that older weights computed.
 
     Example:
-        VllmEngine(VllmServer("http://host:8000"), FileTransfer(torch.float32), slots=64, context=4096, end_tokens=[2],
-                   tensors=model.state_dict(), version=0)
+        VllmEngine(VllmServer("http://host:8000"), FileTransfer(torch.float32), slots=64, context=4096,
+                   vocabulary=32000, end_tokens=[2], tensors=model.state_dict(), version=0)
     """
 
     shares_weights = False
@@ -60,6 +60,7 @@ class VllmEngine:
         *,
         slots: int,
         context: int,
+        vocabulary: int,
         end_tokens: Iterable[int],
         tensors: Iterable[str],
         version: int = 0,
@@ -71,6 +72,7 @@ class VllmEngine:
         self.service = service
         self.transfer = transfer
         self.context = context
+        self.vocabulary = vocabulary
         self.version = version
         self.keep_cache = keep_cache
         self.first = first
@@ -88,11 +90,13 @@ class VllmEngine:
     # ------------------------------------------------------------ calls
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        check_call(prompt, self.context, seed)
-        if 0 < sampling.temperature < COLDEST:
-            raise ValueError(f"vLLM samples at a temperature of 0, or of {COLDEST} and more; set that")
+        tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
+        if 0 < sampling.temperature < COLDEST_OF_VLLM:
+            raise ValueError(f"vLLM samples at a temperature of 0, or of {COLDEST_OF_VLLM} and more; set that")
         if self.closed:
             raise EngineFailure("the engine was closed")
+        if sampling.max_tokens == 0:
+            return nothing(StopReason.length)
         came = time.perf_counter()
         visit = Visit(session, asyncio.get_running_loop().create_future())
         self.visits.append(visit)
@@ -101,7 +105,7 @@ class VllmEngine:
                 return completion_of(None, sampling)
             try:
                 queued = time.perf_counter() - came
-                answer = await self.ask(visit, prompt, sampling_params(sampling, self, len(prompt), seed))
+                answer = await self.ask(visit, tokens, sampling_params(sampling, self, len(tokens), seed))
             finally:
                 self.leave()
         finally:
@@ -111,7 +115,7 @@ class VllmEngine:
 
     async def ask(self, visit: Visit, prompt: Tokens, sampling: Mapping[str, Any]) -> Answer | None:
         """vLLM's answer; None where the caller was aborted before it was asked."""
-        tokens = np.asarray(prompt).tolist()
+        tokens: list[int] = prompt.tolist()
         while True:
             async with self.changing:
                 await self.start()
@@ -284,8 +288,7 @@ def signed(seed: int) -> int:
 def completion_of(answer: Answer | None, sampling: Sampling) -> Completion:
     """What was sampled; None is a call that was aborted before it began."""
     if answer is None:
-        nothing = np.zeros(0, np.int32)
-        return Completion(nothing, np.zeros(0, np.float32), nothing, StopReason.abort)
+        return nothing(StopReason.abort)
     tokens = np.asarray(answer.tokens, np.int32)
     logprobs = np.asarray(answer.logprobs, np.float32)
     if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():

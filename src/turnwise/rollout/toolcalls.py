@@ -101,10 +101,10 @@ def skip_space(text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def check_value(value: Any) -> None:
+def check_value(value: Any, deepest: int = DEEPEST) -> None:
     """Refuse depth that other code would stumble over, and strings that are no text."""
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(deepest):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from turnwise.engines.base import shown
 from turnwise.serve import chat, completions, messages, responses
 from turnwise.serve.ask import Ask, Delivery, Refusal, read_json
 from turnwise.serve.call import Call
@@ -49,8 +50,9 @@ def make_app(registry: Registry) -> Starlette:
 async def unknown(request: Request, error: Exception) -> Response:
     """Paths and methods that are not served."""
     assert isinstance(error, HTTPException)
-    about = f"{request.method} {request.url.path} is not served here; see {', '.join(DIALECTS)} and /v1/models"
-    dialect = DIALECTS.get(request.url.path, chat)
+    path = path_of(request)
+    about = f"{request.method} {shown(path)} is not served here; see {', '.join(DIALECTS)} and /v1/models"
+    dialect = DIALECTS.get(path, chat)
     return refused(dialect, Refusal(error.status_code, about, "unknown_url"))
 
 
@@ -88,7 +90,7 @@ class Desk:
         """Whom a request is for, by its key."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = request.headers.get("x-api-key", "") or (bearer.strip() if scheme.lower() == "bearer" else "")
-        return self.registry.find(key)
+        return self.registry.find(key.encode("latin-1"))  # as Starlette reads the bytes of headers
 
     async def body_of(self, request: Request) -> bytes:
         """The body, if it is not too large. A larger one is read to its end all the same, within reason: a client that
@@ -96,7 +98,7 @@ class Desk:
         limit = self.registry.largest_body
         refusal = Refusal(413, f"the body is larger than {limit} bytes", "request_too_large")
         announced = request.headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > 8 * limit:
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > 8 * limit):
             raise refusal
         parts, size = [], 0
         async for part in request.stream():
@@ -154,7 +156,7 @@ class Desk:
         try:
             name, known = request.path_params["name"], self.session_of(request).model
             if name != known:
-                raise Refusal(404, f"there is no model {name!r} here; there is {known!r}", "model_not_found")
+                raise Refusal(404, f"there is no model {shown(name)} here; there is {known!r}", "model_not_found")
         except Refusal as refusal:
             return refused(chat, refusal)
         return JSONResponse(entry_of(known))
@@ -174,12 +176,17 @@ def overridden(call: Call) -> dict[str, str]:
 def delivery_of(request: Request, raw: bytes) -> Delivery:
     """Which try of which request this is."""
     count = request.headers.get("x-stainless-retry-count", "0")
-    name = f"{request.url.path}\0".encode()
+    name = f"{path_of(request)}\0".encode()
     return Delivery(
         hashlib.blake2b(name + raw, digest_size=16).digest(),
-        int(count) if count.isdigit() and len(count) < 9 else 0,
+        int(count) if count.isdecimal() and len(count) < 9 else 0,
         request.headers.get("idempotency-key", ""),
     )
+
+
+def path_of(request: Request) -> str:
+    """The path; `request.url` would read the Host header too, which may say anything."""
+    return str(request.scope["path"])
 
 
 async def hung_up(request: Request) -> None:

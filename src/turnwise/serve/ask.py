@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.engines.base import MOST_TOKENS, shown
 from turnwise.rollout.toolcalls import is_text
+from turnwise.serve.body import Unreadable, read_value
 from turnwise.types import Message, ToolCall, ToolSpec
 
 Messages = tuple[Message, ...]
@@ -101,16 +101,17 @@ class Fields:
     def flag(self, name: str) -> bool:
         return bool(self.take(name, bool, "true or false"))
 
-    def whole(self, name: str, low: int) -> int | None:
+    def whole(self, name: str, low: int, high: int = MOST_TOKENS) -> int | None:
         value: int | None = self.take(name, int, "a whole number")
-        if value is not None and value < low:
-            raise unfit(f"{self.named(name)} must be at least {low}, got {value}", "invalid_value")
+        if value is not None and not low <= value <= high:
+            raise unfit(f"{self.named(name)} must be from {low} to {high}, got {shown(value)}", "invalid_value")
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
         value: float | None = self.take(name, (int, float), "a number")
-        if value is not None and not (math.isfinite(value) and low <= value <= high):
-            raise unfit(f"{self.named(name)} must be between {low:g} and {high:g}, got {value}", "invalid_value")
+        if value is not None and not low <= value <= high:
+            about = f"{self.named(name)} must be between {low:g} and {high:g}, got {shown(value)}"
+            raise unfit(about, "invalid_value")
         return value
 
     def items(self, name: str) -> list[Any]:
@@ -143,7 +144,9 @@ class Fields:
 
     def done(self) -> None:
         if self.left:
-            raise unfit(f"{self.named(min(self.left))} is not known here; remove it", "unknown_parameter")
+            name = min(self.left)
+            plain = name if name.isidentifier() and len(name) <= 60 else shown(name)
+            raise unfit(f"{self.named(plain)} is not known here; remove it", "unknown_parameter")
 
 
 def kind_of(value: Any) -> str:
@@ -162,10 +165,11 @@ def checked_text(value: Any, where: str) -> str:
 def read_json(raw: bytes) -> Any:
     """The value of a body."""
     try:
-        return json.loads(raw.decode())
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Refusal(400, f"the body is not JSON: {reason}", "invalid_json") from None
+        return read_value(raw.decode())
+    except Unreadable as error:
+        raise unfit(f"the body: {error}", error.code) from None
+    except UnicodeDecodeError:
+        raise unfit("the body: it is not JSON: it is no text in UTF-8", "invalid_json") from None
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
@@ -180,7 +184,9 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
         fields = Fields(part, at)
         kind = fields.text("type")
         if kind not in kinds:
-            raise unfit(f"{at}: parts of type {kind!r} are not supported; this model reads text", "unsupported_part")
+            raise unfit(
+                f"{at}: parts of type {shown(kind)} are not supported; this model reads text", "unsupported_part"
+            )
         found.append(fields.text("refusal" if kind == "refusal" else "text"))
     return "".join(found)
 
@@ -189,9 +195,9 @@ def call_of(name: Any, arguments: Any, where: str) -> ToolCall:
     """A call in a conversation; its arguments are an object, or that as text."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise unfit(f"{where}: the arguments of a call must be JSON", "invalid_value") from None
+            arguments = read_value(arguments or "{}")
+        except Unreadable as error:
+            raise unfit(f"{where}: the arguments of a call must be JSON ({error})", "invalid_value") from None
     try:
         return ToolCall(checked_text(name, where), arguments)
     except (ValueError, TypeError) as error:
@@ -211,7 +217,8 @@ def tool_of(name: Any, description: Any, parameters: Any, where: str) -> ToolSpe
 
 def in_order(results: Sequence[tuple[str, Message]], ids: Sequence[str], where: str) -> list[Message]:
     """Results of tools in the order of the calls they answer: chat templates tell them apart by nothing else."""
+    places = {name: place for place, name in reversed(list(enumerate(ids)))}
     for name, _ in results:
-        if name not in ids:
-            raise unfit(f"{where}: a result for {name!r}, which is no call of the message before", "invalid_value")
-    return [message for _, message in sorted(results, key=lambda result: ids.index(result[0]))]
+        if name not in places:
+            raise unfit(f"{where}: a result for {shown(name)}, which is no call of the message before", "invalid_value")
+    return [message for _, message in sorted(results, key=lambda result: places[result[0]])]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Completion, Sampling
+from turnwise.engines.base import Completion, Engine, Sampling, shown
 from turnwise.rollout.render import Prompt, Renderer, frozen
 from turnwise.serve.answer import Answer
 from turnwise.serve.ask import Ask, Messages, Refusal, unfit
@@ -91,6 +91,14 @@ def longest_token(renderer: Renderer) -> int:
     return max(map(len, renderer.tokenizer.get_vocab()), default=1)
 
 
+async def generated(engine: Engine, call: Call, session: str, seed: int) -> Completion:
+    """What an engine samples. A call that no engine could serve is the client's mistake, and nobody else's."""
+    try:
+        return await engine.generate(call.prompt.tokens, call.sampling, session=session, seed=seed)
+    except ValueError as error:
+        raise unfit(" ".join(str(error).split()), "invalid_value") from None
+
+
 def finished(call: Call, completion: Completion, renderer: Renderer) -> Turn:
     """The turn that a call has become; what it is worth is not known yet."""
     tokens = completion.tokens
@@ -144,4 +152,4 @@ def first_of(stops: tuple[str, ...], text: str) -> str:
 
 def check_model(ask: Ask, model: str) -> None:
     if ask.model != model:
-        raise Refusal(404, f"there is no model {ask.model!r} here; there is {model!r}", "model_not_found")
+        raise Refusal(404, f"there is no model {shown(ask.model)} here; there is {model!r}", "model_not_found")

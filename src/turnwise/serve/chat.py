@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from turnwise.engines.base import shown
 from turnwise.serve.answer import Answer, Events, event, in_pieces
 from turnwise.serve.ask import ROLES, Ask, Fields, Messages, Refusal, call_of, in_order, text_of, tool_of, unfit
 from turnwise.types import Message, StopReason, ToolSpec
@@ -57,7 +58,7 @@ def asked_of(fields: Fields) -> dict[str, Any]:
         "temperature": fields.number("temperature", 0, 2),
         "top_p": fields.number("top_p", 1e-6, 1),
         "top_k": fields.whole("top_k", -1),
-        "seed": fields.whole("seed", -(1 << 63)),
+        "seed": fields.whole("seed", -(1 << 63), (1 << 64) - 1),
         "frequency_penalty": fields.number("frequency_penalty", -2, 2) or None,
         "presence_penalty": fields.number("presence_penalty", -2, 2) or None,
         "reasoning_effort": fields.text("reasoning_effort") or None,
@@ -73,8 +74,8 @@ def asked_of_calls(fields: Fields, choice: Any) -> dict[str, Any]:
     return asked | ({"parallel_tool_calls": False} if parallel is False else {})
 
 
-def refuse_format(form: dict[str, Any]) -> None:
-    if form.get("type", "text") != "text":
+def refuse_format(form: Any) -> None:
+    if not isinstance(form, dict) or form.get("type", "text") != "text":
         raise unfit("only text can be promised as a response_format; ask for JSON in a message")
 
 
@@ -90,7 +91,7 @@ def messages_of(given: list[Any]) -> Messages:
         fields = Fields(entry, where)
         role = fields.text("role")
         if role not in ROLES:
-            raise unfit(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", "invalid_value")
+            raise unfit(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", "invalid_value")
         kinds = ("text", "refusal") if role == "assistant" else ("text",)
         content = text_of(fields.left.pop("content", None), f"{where}.content", kinds)
         if role == "tool":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from turnwise.engines.base import shown
 from turnwise.serve.answer import Answer, Events, event, in_pieces
 from turnwise.serve.ask import Ask, Fields, Messages, Refusal, call_of, in_order, kind_of, text_of, tool_of, unfit
 from turnwise.types import Message, StopReason, ToolSpec
@@ -58,7 +59,7 @@ def messages_of(given: list[Any]) -> Messages:
         role, content = fields.text("role"), fields.left.pop("content", "")
         fields.done()
         if role not in ("user", "assistant"):
-            raise unfit(f"{where}.role must be user or assistant, got {role!r}", "invalid_value")
+            raise unfit(f"{where}.role must be user or assistant, got {shown(role)}", "invalid_value")
         if role == "assistant":
             ids = []
             messages.append(answer_of(content, where, ids))
@@ -90,7 +91,7 @@ def answer_of(content: Any, where: str, ids: list[str]) -> Message:
             ids.append(block.required("id"))
             calls.append(call_of(block.required("name"), block.table("input"), block.where))
         elif kind != "redacted_thinking":
-            raise unfit(f"{block.where}: blocks of type {kind!r} are not supported here", "unsupported_value")
+            raise unfit(f"{block.where}: blocks of type {shown(kind)} are not supported here", "unsupported_value")
     return Message("assistant", "".join(texts), "".join(thoughts), tuple(calls))
 
 
@@ -105,7 +106,7 @@ def questions_of(content: Any, where: str, ids: list[str]) -> list[Message]:
             said = text_of(block.left.get("content"), f"{block.where}.content")
             results.append((block.required("tool_use_id"), Message("tool", said)))
         else:
-            raise unfit(f"{block.where}: blocks of type {kind!r} are not supported; this model reads text")
+            raise unfit(f"{block.where}: blocks of type {shown(kind)} are not supported; this model reads text")
     person = [Message("user", "\n".join(texts))] if texts else []
     return in_order(results, ids, where) + person
 

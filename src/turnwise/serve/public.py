@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from turnwise.serve.call import (
     check_model,
     fewest_tokens,
     finished,
+    generated,
     prompt_after,
     raw_prompt,
     too_long,
@@ -63,9 +63,9 @@ class Public:
         asked = call.ask.asked.get("seed")
         seed = seed_of("public", call.id if asked is None else asked)
         try:
-            completion = await self.engine.generate(
-                call.prompt.tokens, call.sampling, session=f"public/{call.id}", seed=seed
-            )
+            completion = await generated(self.engine, call, f"public/{call.id}", seed)
+        except Refusal:
+            raise
         except Exception as error:
             log.warning("request %d failed: %s", call.number, error)
             raise Refusal(500, f"the engine failed: {error}", "engine_failure") from None
@@ -97,14 +97,13 @@ def sampling_of(ask: Ask, room: int) -> Sampling:
     for name in asked:
         if name not in FOLLOWED:
             raise unfit(f"{name} is not supported here; remove it", "unsupported_parameter")
-    return Sampling(
-        max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
-        temperature=float(asked.get("temperature", 1.0)),
-        top_p=float(asked.get("top_p", 1.0)),
-        top_k=max(0, asked.get("top_k", 0)),
-        stop=ask.stop,
-    )
-
-
-def new_key() -> str:
-    return secrets.token_urlsafe(24)
+    try:
+        return Sampling(
+            max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
+            temperature=asked.get("temperature", 1.0),
+            top_p=asked.get("top_p", 1.0),
+            top_k=max(0, asked.get("top_k", 0)),
+            stop=ask.stop,
+        )
+    except ValueError as error:
+        raise unfit(str(error), "invalid_value") from None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,23 +55,41 @@ class Registry:
     def __init__(self, largest_body: int) -> None:
         self.largest_body = largest_body
         """Bytes of a request's body."""
-        self.sessions: dict[str, Serves] = {}
-        self.over: OrderedDict[str, None] = OrderedDict()
+        self.secret = secrets.token_bytes(32)
+        self.sessions: dict[bytes, tuple[bytes, Serves]] = {}
+        """mark of a key -> (the key, whose it is)"""
+        self.over: OrderedDict[bytes, None] = OrderedDict()
+
+    def mark(self, key: bytes) -> bytes:
+        """Under which a key is looked up. It cannot be told without our secret, so that the time a look-up takes says
+        nothing of how much of a key is right."""
+        return hashlib.blake2b(key, key=self.secret, digest_size=32).digest()
 
     def add(self, key: str, session: Serves) -> None:
-        self.sessions[key] = session
+        self.sessions[self.mark(key.encode())] = key.encode(), session
 
     def end(self, key: str) -> None:
         """The session is over; its key stays known for a while, as that of one that was."""
-        if self.sessions.pop(key, None) is not None:
-            self.over[key] = None
+        mark = self.mark(key.encode())
+        if self.sessions.pop(mark, None) is not None:
+            self.over[mark] = None
             while len(self.over) > REMEMBERED:
                 self.over.popitem(last=False)
 
-    def find(self, key: str) -> Serves:
-        session = self.sessions.get(key)
-        if session is not None:
+    def find(self, given: bytes) -> Serves:
+        """Whose a key is, as it came in a header: in UTF-8, or in Latin-1 from clients that still write that."""
+        key = as_utf8(given)
+        mark = self.mark(key)
+        known, session = self.sessions.get(mark, (b"", None))
+        if hmac.compare_digest(known, key) and session is not None:
             return session
-        if key in self.over:
+        if mark in self.over:
             raise Refusal(410, "the attempt that this key belongs to is over", "session_over")
         raise Refusal(401, "this key is not known here; use the one that the agent was given", "invalid_api_key")
+
+
+def as_utf8(given: bytes) -> bytes:
+    try:
+        return given.decode().encode()
+    except UnicodeDecodeError:
+        return given.decode("latin-1").encode()

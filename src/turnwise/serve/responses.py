@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from turnwise.engines.base import shown
 from turnwise.serve import chat
 from turnwise.serve.answer import Answer, Events, event, in_pieces
 from turnwise.serve.ask import ROLES, Ask, Fields, Messages, Refusal, call_of, in_order, text_of, tool_of, unfit
@@ -93,7 +94,7 @@ class Conversation:
         elif kind == "message":
             self.say(fields)
         else:
-            raise unfit(f"{where}: items of type {kind!r} are not supported", "unsupported_value")
+            raise unfit(f"{where}: items of type {shown(kind)} are not supported", "unsupported_value")
 
     def say(self, fields: Fields) -> None:
         role = fields.text("role")

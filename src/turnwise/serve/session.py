@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.base import Engine, Sampling, shown
 from turnwise.rollout.agent import Attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Prompt, Renderer, frozen
@@ -21,6 +21,7 @@ from turnwise.serve.call import (
     check_model,
     fewest_tokens,
     finished,
+    generated,
     prompt_after,
     raw_prompt,
     too_long,
@@ -169,11 +170,11 @@ class Session:
         self.room(fewest_tokens(self.renderer, ask))
         messages, before, prompt = self.read(ask)
         room = self.room(len(prompt.tokens))
-        sampling = replace(
-            self.sampling,
-            max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
-            stop=(*self.sampling.stop, *ask.stop),
-        )
+        limit = room if ask.max_tokens is None else min(room, ask.max_tokens)
+        try:
+            sampling = replace(self.sampling, max_tokens=limit, stop=(*self.sampling.stop, *ask.stop))
+        except ValueError as error:
+            raise unfit(str(error), "invalid_value") from None
         call = Call(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
         self.num_calls += 1
         if before is not None and not before.continued:
@@ -202,7 +203,7 @@ class Session:
             return ask.messages
         earlier = next((call for call in self.made if call.id == ask.after), None)
         if earlier is None or earlier.turn is None or earlier.ask.raw is not None:
-            raise unfit(f"there is no response {ask.after!r} in this session", "previous_response_not_found")
+            raise unfit(f"there is no response {shown(ask.after)} in this session", "previous_response_not_found")
         told, new = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
         return (*told, *earlier.messages[earlier.ask.instructions :], earlier.turn.said, *new)
 
@@ -236,14 +237,13 @@ class Session:
         """What the engine says. Its failure is the session's: an answer in its place would be made up."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
-                completion = await self.engine.generate(
-                    call.prompt.tokens,
-                    call.sampling,
-                    session=self.which.session,
-                    seed=self.which.noise(call.number),
-                )
+                completion = await generated(self.engine, call, self.which.session, self.which.noise(call.number))
             call.turn = finished(call, completion, self.renderer)
             return answer_of(call, call.turn, self.renderer, self.model)
+        except Refusal:
+            if call in self.under_way:  # it takes none of the attempt's turns
+                self.under_way.remove(call)
+            raise
         except TimeoutError as error:
             self.fail(error)
             raise Refusal(504, "the engine took longer than rollout.turn_seconds", "timeout") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from turnwise.engines.base import vocabulary_of
 from turnwise.engines.vllm import VllmEngine
 from turnwise.engines.vllm_local import LocalSettings, LocalVllm
 from turnwise.engines.vllm_server import VllmServer
@@ -32,6 +33,7 @@ def local(model, tokenizer, *, slots, context, end_tokens, pass_tokens=2048, dty
         FileTransfer(getattr(torch, dtype)),
         slots=slots,
         context=context,
+        vocabulary=vocabulary_of(model),
         end_tokens=end_tokens,
         tensors=model.state_dict(),
         **named,
@@ -45,6 +47,7 @@ def remote(url, model, *, slots, context, end_tokens, dtype="float32", **named):
         FileTransfer(getattr(torch, dtype)),
         slots=slots,
         context=context,
+        vocabulary=vocabulary_of(model),
         end_tokens=end_tokens,
         tensors=model.state_dict(),
         first=model.state_dict(),
