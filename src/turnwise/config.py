@@ -200,6 +200,9 @@ class Rollout(Section):
     """Deadline of one model call and of one environment call."""
     attempt_seconds: float = Field(1800.0, gt=0)
     """Deadline of a whole attempt."""
+    blocked_seconds: float = Field(60.0, gt=0)
+    """Seconds for which a coroutine of an environment may hold up the event loop, computing or blocking without an
+    await, before it is interrupted and its attempt has timed out. Plain functions run in threads and hold up nobody."""
     retries: int = Field(1, ge=0)
     """How often a failed or timed-out attempt is made again with a fresh environment."""
     min_attempts: int = Field(2, ge=1)
