@@ -134,6 +134,11 @@ class Environment(Section):
     """How its calls are put together."""
     actors: int = Field(0, ge=0)
     """Processes of a Ray cluster that its environments live in, one CPU each; 0 keeps them in the run's own process."""
+    isolated: bool = False
+    """Whether each attempt has a process of its own: an environment that ends its process, computes for ever or takes
+    all memory then costs its attempt and nothing else."""
+    memory: int = Field(4096, ge=0)
+    """MiB that an isolated attempt may allocate; 0 for no limit."""
     agent: str = ""
     """Who drives the attempts, through the endpoint: "module:function", or a command with its arguments; empty has the
     model act in the environment directly."""
@@ -158,6 +163,14 @@ class Environment(Section):
             raise ValueError("heldout is ignored without data; set data too")
         if self.data and self.tasks:
             raise ValueError("tasks is ignored with data, which holds them; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def isolation_is_used(self) -> Self:
+        if "memory" in self.changed and not self.isolated:
+            raise ValueError("memory is ignored without isolated = true")
+        if self.isolated and self.actors:
+            raise ValueError("isolated is ignored with actors, which are processes of their own; remove one")
         return self
 
     @model_validator(mode="after")

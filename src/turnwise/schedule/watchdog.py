@@ -94,7 +94,7 @@ class Watchdog:
         self.thread = threading.get_ident()
         self.ears, mouth = socket.socketpair()
         mouth.setblocking(False)
-        handlers: dict[signal.Signals, Handler] = {STRIKE: self.strike} | dict.fromkeys(STOPS, Hearing())
+        handlers: dict[signal.Signals, Handler] = {STRIKE: self.strike, **dict.fromkeys(STOPS, Hearing())}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         heard_before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
         watching = threading.Thread(target=self.watch, name="watchdog", daemon=True)
