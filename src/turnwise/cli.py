@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from turnwise import __version__
 
@@ -222,6 +222,22 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
         return disk.EXIT_CODE
+    except KeyboardInterrupt:  # before a command has begun to listen, or one that has nothing to stop
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def program() -> Never:
+    """The command as a program: it ends when `main` has, whatever threads and tasks of others go on."""
+    code = 1
+    try:
+        code = main()
+    finally:
+        if "asyncio" in sys.modules:  # otherwise nothing has run
+            from turnwise.schedule.ending import end_within
+
+            end_within(10.0, code)
+    sys.exit(code)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -245,4 +261,4 @@ def recipe_of(what: str | None, overrides: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

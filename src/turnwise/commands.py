@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise import recipes
 from turnwise.cli import recipe_of
@@ -18,6 +17,7 @@ from turnwise.runs import disk
 from turnwise.screen import Screen, open_screen
 
 Summary = dict[str, Any] | None
+Result = TypeVar("Result")
 
 
 def train_command(chosen: argparse.Namespace) -> int:
@@ -31,26 +31,44 @@ def train_command(chosen: argparse.Namespace) -> int:
                 "--resume takes everything from the run folder but where it runs; remove what is not cluster.key=value"
             )
         folder = Path(chosen.resume)
-        work: Callable[[asyncio.Event], Awaitable[Summary]] = lambda stop: run.resume(
+        blocked_seconds = blocked_seconds_in(folder)
+        work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]] = lambda stop: run.resume(
             folder, screen, stop, overrides=given, trust=chosen.trust
         )
     else:
         if chosen.trust != "ask":
             raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
         recipe = recipe_of(chosen.recipe, chosen.overrides)
-        folder = Path(recipe.out)
+        folder, blocked_seconds = Path(recipe.out), recipe.rollout.blocked_seconds
         work = lambda stop: run.start(recipe, screen, stop)
-    return conduct(work, folder, screen)
+    return conduct(work, folder, screen, blocked_seconds)
 
 
-def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, screen: Screen) -> int:
-    """Run to the end or to Ctrl-C, and say what came of it."""
-    from turnwise.run import describe_success
+def blocked_seconds_in(folder: Path) -> float:
+    """What the recipe of a run says, before the run itself is opened."""
+    from turnwise.config import Rollout
+    from turnwise.runs.folder import RunFolder
+    from turnwise.subject import json_of
+
+    written = json_of(RunFolder.open(folder).config).get("rollout") or {}
+    return float(written.get("blocked_seconds", Rollout().blocked_seconds))
+
+
+def conduct(
+    work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]], folder: Path, screen: Screen, blocked_seconds: float
+) -> int:
+    """Run to the end or to Ctrl-C, and say what came of it. The first Ctrl-C or SIGTERM asks the run to stop at the
+    next safe point; the second ends it at once."""
+    from turnwise.run import Run, describe_success
     from turnwise.schedule.take import RunStopped
+    from turnwise.schedule.watchdog import Watchdog
+    from turnwise.warm_start import Stopped
 
+    farewell = f"go on with: turnwise train --resume {folder}"
+    watchdog = Watchdog(say=screen.say, blocked_seconds=blocked_seconds, farewell=farewell, keeps=[Run.train.__code__])
     with events(folder):
         try:
-            summary = asyncio.run(until_signal(work, screen))
+            summary = watchdog.run(work)
         except RunStopped as error:
             screen.say(f"turnwise: the run stopped: {error}")
             return 1
@@ -61,8 +79,10 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
             words = f"turnwise: {disk.in_words(error)}; the run is as its last checkpoint left it: make room"
             print(f"{words} and go on with: turnwise train --resume {folder}", file=sys.stderr)
             return disk.EXIT_CODE
+        except (asyncio.CancelledError, Stopped):
+            summary = None
     if summary is None:
-        screen.say(f"stopped; go on with: turnwise train --resume {folder}")
+        screen.say(f"stopped; {farewell}")
         return 130
     seconds = summary["seconds"]
     screen.say(f"before: held-out success {describe_success(summary['before'])}")
@@ -73,29 +93,6 @@ def conduct(work: Callable[[asyncio.Event], Awaitable[Summary]], folder: Path, s
         + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/, evaluations/ and checkpoints/"
     )
     return 0
-
-
-async def until_signal(work: Callable[[asyncio.Event], Awaitable[Summary]], screen: Screen) -> Summary:
-    """The first Ctrl-C or SIGTERM asks the run to stop at the next safe point; the second ends it at once."""
-    from turnwise.warm_start import Stopped
-
-    stop = asyncio.Event()
-    task = asyncio.ensure_future(work(stop))
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        if stop.is_set():
-            task.cancel()
-            return
-        screen.say("stopping after this step, with a checkpoint; once more to stop at once")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask)
-    try:
-        return await task
-    except (asyncio.CancelledError, Stopped):
-        return None
 
 
 @contextmanager
@@ -147,16 +144,28 @@ def sft_command(chosen: argparse.Namespace) -> int:
     build.set_threads(recipe)
     screen = open_screen()
 
-    async def work() -> None:
+    async def work(stop: asyncio.Event) -> None:
         model, tokenizer = await build.model_and_tokenizer(recipe)
         await imitate(recipe, model, tokenizer, screen, asyncio.Event())
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as aside:
             save_policy(model, tokenizer, aside)
 
-    asyncio.run(work())
+    try:
+        attended(work, screen, recipe)
+    except asyncio.CancelledError:
+        screen.say("stopped")
+        return 130
     screen.say(f"wrote {out}; train from it with model.path={out} sft.updates=0")
     return 0
+
+
+def attended(work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]], screen: Screen, recipe: Any) -> Result:
+    """The result of work that leaves nothing behind when it is stopped; CancelledError where it is."""
+    from turnwise.schedule.watchdog import Watchdog
+
+    seconds = recipe.rollout.blocked_seconds
+    return Watchdog(say=screen.say, blocked_seconds=seconds, farewell="nothing was written").run(work)
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
@@ -182,8 +191,8 @@ def eval_command(chosen: argparse.Namespace) -> int:
     folder = subject.make_folder(chosen.out)
     with events(folder):
         try:
-            appraisal = asyncio.run(appraise(subject, tasks, folder, screen))
-        except KeyboardInterrupt:
+            appraisal = attended(lambda stop: appraise(subject, tasks, folder, screen), screen, subject.recipe)
+        except asyncio.CancelledError:
             screen.say("stopped")
             return 130
         finally:

@@ -134,6 +134,11 @@ class Environment(Section):
     """How its calls are put together."""
     actors: int = Field(0, ge=0)
     """Processes of a Ray cluster that its environments live in, one CPU each; 0 keeps them in the run's own process."""
+    isolated: bool = False
+    """Whether each attempt has a process of its own: an environment that ends its process, computes for ever or takes
+    all memory then costs its attempt and nothing else."""
+    memory: int = Field(4096, ge=0)
+    """MiB that an isolated attempt may allocate; 0 for no limit."""
     agent: str = ""
     """Who drives the attempts, through the endpoint: "module:function", or a command with its arguments; empty has the
     model act in the environment directly."""
@@ -158,6 +163,14 @@ class Environment(Section):
             raise ValueError("heldout is ignored without data; set data too")
         if self.data and self.tasks:
             raise ValueError("tasks is ignored with data, which holds them; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def isolation_is_used(self) -> Self:
+        if "memory" in self.changed and not self.isolated:
+            raise ValueError("memory is ignored without isolated = true")
+        if self.isolated and self.actors:
+            raise ValueError("isolated is ignored with actors, which are processes of their own; remove one")
         return self
 
     @model_validator(mode="after")
@@ -200,6 +213,9 @@ class Rollout(Section):
     """Deadline of one model call and of one environment call."""
     attempt_seconds: float = Field(1800.0, gt=0)
     """Deadline of a whole attempt."""
+    blocked_seconds: float = Field(60.0, gt=0)
+    """Seconds for which a coroutine of an environment may hold up the event loop, computing or blocking without an
+    await, before it is interrupted and its attempt has timed out. Plain functions run in threads and hold up nobody."""
     retries: int = Field(1, ge=0)
     """How often a failed or timed-out attempt is made again with a fresh environment."""
     min_attempts: int = Field(2, ge=1)

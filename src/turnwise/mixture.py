@@ -20,6 +20,7 @@ from turnwise.config import Recipe
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
 from turnwise.envs.isolated import Isolated
+from turnwise.envs.own import isolated_class
 from turnwise.envs.variables import check_variables
 from turnwise.given import given_tasks
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
@@ -61,11 +62,19 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
     return found
 
 
+def kind_of(entry: config.Environment) -> Any:
+    """The class that an entry of a recipe means, isolated where it says so."""
+    found = environment_class(entry.name, entry.variables)
+    if not entry.isolated:
+        return found
+    return isolated_class(BUILT_IN.get(entry.name, entry.name), found, entry.memory, entry.variables)
+
+
 def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
     """By dataset: makes a fresh environment with the recipe's settings."""
     makers: dict[str, Callable[[], Environment]] = {}
     for entry in recipe.env:
-        found = environment_class(entry.name, entry.variables)
+        found = kind_of(entry)
         if not is_batchable(found) and (ignored := entry.batching.changed):
             raise ValueError(
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
@@ -101,7 +110,7 @@ def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
 def agent_of(entry: config.Environment) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
-    found = environment_class(entry.name, entry.variables)
+    found = kind_of(entry)
     if getattr(found, "agent_for", None) is None:
         return find_agent(entry.agent, entry.variables) if entry.agent else None
     if entry.agent:
@@ -117,7 +126,7 @@ def batches_of(recipe: Recipe) -> dict[str, Batches]:
 
 
 def batches_for(recipe: Recipe, entry: config.Environment) -> Batches:
-    kind = environment_class(entry.name, entry.variables)
+    kind = kind_of(entry)
     if entry.actors:
         return Worlds(kind, actors=entry.actors, cluster=recipe.cluster)
     rule, slots = rule_of(entry.batching), entry.batching.slots
@@ -136,7 +145,7 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
     """By dataset: the tasks of a split, at most `count` of each."""
     datasets = {}
     for entry in recipe.env:
-        found = environment_class(entry.name, entry.variables)
+        found = kind_of(entry)
         if entry.data:
             made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
         else:

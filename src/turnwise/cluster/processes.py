@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Never
 
 from turnwise.cluster.parcel import opened
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
+from turnwise.engines.child import Child
 
 GRACE = 10.0
 """Seconds that a process has to end by itself."""
@@ -29,20 +28,26 @@ class ProcessRanks:
 
     def __init__(self, size: int, make: MakeLearner, *, device: str = "cpu", threads: int = 1) -> None:
         self.size = size
-        context = multiprocessing.get_context("spawn")  # a fork would inherit threads of torch that do not run there
-        made = pickle.dumps(make)  # here, where a tensor is its bytes: between processes it would be a file descriptor
+        made = pickle.dumps(make)  # once for all of them
         place = Place(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
-        self.processes, self.lines = [], []
-        for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(
-                target=serve, args=(there, replace(place, rank=rank), made), name=f"rank {rank}", daemon=True
-            )
-            process.start()
-            there.close()
-            self.processes.append(process)
-            self.lines.append(here)
-        self.answers()  # that each has been made
+        self.processes: list[Child] = []
+        self.lines: list[Connection] = []
+        try:
+            for rank in range(size):
+                self.processes.append(Child(f"rank {rank}"))
+            for rank, process in enumerate(self.processes):  # which all have begun to import by now
+                self.tell(rank, process, replace(place, rank=rank), made)
+            self.answers()  # that each has been made
+        except BaseException:
+            self.kill()
+            raise
+
+    def tell(self, rank: int, process: Child, place: Place, made: bytes) -> None:
+        try:
+            process.work(serve, place, made)
+        except OSError:
+            self.fail(rank, "its process has ended")
+        self.lines.append(Connection(process.line.detach()))
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         if not self.lines:
@@ -73,26 +78,28 @@ class ProcessRanks:
                     self.fail(rank, found[rank])
         return [found[rank] for rank in range(self.size)]
 
-    def fail(self, rank: int, reason: str) -> None:
-        for process in self.processes:
-            process.terminate()
-        self.close()
+    def fail(self, rank: int, reason: str) -> Never:
+        self.kill()
         raise RuntimeError(f"rank {rank} of the learner failed: {reason}")
 
     def close(self) -> None:
         for line in self.lines:
             line.close()
         for process in self.processes:
-            process.join(GRACE)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.end(GRACE)
         self.processes, self.lines = [], []
 
+    def kill(self) -> None:
+        """End them whatever they are doing."""
+        for process in self.processes:
+            process.line.close()
+            process.kill()
+        self.close()
 
-def serve(line: Connection, place: Place, made: bytes) -> None:
+
+def serve(there: socket.socket, place: Place, made: bytes) -> None:
     """Answer calls until the other end closes the line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which stops when it can
+    line = Connection(there.detach())
     try:
         join(place)
         rank = Rank(place, pickle.loads(made))
@@ -105,6 +112,7 @@ def serve(line: Connection, place: Place, made: bytes) -> None:
         os._exit(0)  # to take the interpreter apart takes seconds, and frees nothing that would not be freed anyhow
     except Exception:  # whatever it is, the one who called shall read it
         line.send((False, traceback.format_exc()))
+        os._exit(1)
 
 
 def free_port() -> int:

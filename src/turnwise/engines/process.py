@@ -6,9 +6,7 @@ A call is one message there and one back. Weights go through memory that both pr
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
-import signal
 import socket
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
+from turnwise.engines.child import Child
 from turnwise.engines.wire import Wire, framed
 from turnwise.sync.outline import filled
 from turnwise.sync.published import Published
@@ -51,13 +50,10 @@ class ProcessEngine:
         self.publisher = publisher
         self.context = context
         self.name = name
-        spawning = multiprocessing.get_context("spawn")  # a fork would inherit threads of torch that do not run there
-        self.line, there = socket.socketpair()
-        self.process = spawning.Process(
-            target=serve, args=(there, make, outline, publisher.folder), name=name, daemon=True
-        )
-        self.process.start()
-        there.close()
+        self.process = Child(name)
+        self.line = self.process.line
+        with suppress(OSError):  # one that is dead already is noticed by the first call
+            self.process.work(serve, make, outline, publisher.folder)
         self.wire: Wire | None = None
         self.connecting = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
@@ -106,10 +102,7 @@ class ProcessEngine:
 
     def wait(self) -> None:
         """Wait for the process to end; one that does not is killed."""
-        self.process.join(GRACE)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.process.end(GRACE)
 
     # ------------------------------------------------------------ calls
 
@@ -151,7 +144,7 @@ class ProcessEngine:
                         call.set_exception(error(answer))
         except EOFError:
             await asyncio.to_thread(self.wait)
-            self.end(f"process {self.process.pid} of it ended with code {self.process.exitcode}{reason}")
+            self.end(f"process {self.process.pid} of it ended with code {self.process.code}{reason}")
 
     def end(self, reason: str) -> None:
         """Fail what is under way and all that comes."""
@@ -166,7 +159,6 @@ class ProcessEngine:
 
 def serve(line: socket.socket, make: MakeEngine, outline: bytes, folder: Path) -> None:
     """Answer calls until the other end is closed, by whatever closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person stops the run, which then ends this process
     try:
         with Published.newest(folder) as weights:
             engine = make(filled(outline, weights), weights.version)

@@ -52,7 +52,13 @@ class Worker:
     def __init__(self, path: Path, memory: int) -> None:
         command = [sys.executable, "-I", "-S", query_worker.__file__, str(path), str(memory)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
         )
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:

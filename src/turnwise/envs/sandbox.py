@@ -83,6 +83,7 @@ class Sandbox:
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={},
+            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
         )
         assert process.stdin is not None
         assert process.stdout is not None

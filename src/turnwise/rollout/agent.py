@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import signal
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 from turnwise.engines.base import Completion, Engine, Sampling
 from turnwise.engines.noise import seed_of
 from turnwise.envs.base import Environment, Reply
+from turnwise.rollout.blame import border
+from turnwise.rollout.leaving import leave_behind
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Prompt, Renderer
 from turnwise.types import Message, Status, Task, Trajectory, Turn
@@ -58,6 +61,11 @@ class EnvironmentFailure(RuntimeError):
     """The environment raised or answered nonsense."""
 
 
+class Blocked(BaseException):
+    """Raised inside environment code that has held up the event loop for too long. It is no Exception, because that is
+    what environments catch."""
+
+
 class Play(Protocol):
     """Who makes the turns of an attempt: opens the environment, fills the record, and says how it ended."""
 
@@ -84,12 +92,47 @@ async def attempt(
     playing: Play | None = None,
 ) -> Trajectory:
     """One attempt at a task in the environment that `make` makes, whose turns are made by `play` unless another way is
-    given. Never raises for what an environment or an engine does: that is a status."""
-    record = Record()
+    given. Never raises for what an environment or an engine does: that is a status. One whose environment does not even
+    let itself be cancelled has timed out, and goes on by itself in a task that nobody waits for."""
+    record, clock = Record(), Clock(limits)
+    work = attempt_in_time(which, make, engine, renderer, sampling, limits, playing, clock, record)
+    task = asyncio.create_task(work, name=which.session)
+    try:
+        await asyncio.wait((task, clock.overdue), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        clock.hurry()
+        await asyncio.wait((task, clock.overdue), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            leave_behind(task)
+        raise
+    finally:
+        task.cancel()
+        clock.forget()
+    if not task.done():
+        leave_behind(task)
+        record.status = Status.timed_out
+    elif not task.cancelled():
+        task.result()
+    return record.trajectory(which)
+
+
+async def attempt_in_time(
+    which: Attempt,
+    make: Callable[[], Environment],
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    limits: Limits,
+    playing: Play | None,
+    clock: Clock,
+    record: Record,
+) -> None:
+    """The attempt itself, within its deadlines; the record says what came of it."""
     environment: Environment | None = None
     try:
-        async with Clock(limits) as clock:
-            environment = make()
+        async with clock:
+            environment = made(make)
             turns = playing or play
             record.status = await turns(which, environment, engine, renderer, sampling, limits, clock, record)
     except TimeoutError:
@@ -97,6 +140,9 @@ async def attempt(
         log.warning(
             "%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session
         )
+    except Blocked as error:
+        record.status = Status.timed_out
+        log.warning("%s timed out: %s", which.session, error)
     except BaseException as error:  # the one place where a failure becomes a failed trajectory
         if is_from_outside(error):
             raise
@@ -104,8 +150,14 @@ async def attempt(
         log.warning("%s failed: %s", which.session, described(error))
     finally:
         if environment is not None:
+            clock.closing = True
+            clock.allow(clock.now() + limits.turn_seconds)
             await close(which, environment, limits, record)
-    return record.trajectory(which)
+
+
+@border
+def made(make: Callable[[], Environment]) -> Environment:
+    return make()
 
 
 def is_from_outside(error: BaseException) -> bool:
@@ -118,7 +170,9 @@ def is_from_outside(error: BaseException) -> bool:
         except RuntimeError:
             task = None
         return task is None or (issubclass(kind, asyncio.CancelledError) and task.cancelling() > 0)
-    return issubclass(kind, KeyboardInterrupt)
+    if issubclass(kind, KeyboardInterrupt):  # which no person can raise while Ctrl-C is a question
+        return not getattr(signal.getsignal(signal.SIGINT), "asks", False)
+    return False
 
 
 def described(error: BaseException) -> str:
@@ -134,11 +188,18 @@ class Clock:
     """The deadline of an attempt, drawn nearer while one of its calls is under way."""
 
     def __init__(self, limits: Limits) -> None:
-        self.now = asyncio.get_running_loop().time
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.grace = limits.grace
         self.turn_seconds = limits.turn_seconds
         self.attempt_seconds = limits.attempt_seconds
         self.end = self.now() + limits.attempt_seconds
         self.timeout = asyncio.timeout_at(self.end)
+        self.overdue: asyncio.Future[None] = self.loop.create_future()
+        """Done when a deadline has passed and what it should have ended goes on."""
+        self.last: asyncio.TimerHandle | None = None
+        self.closing = False
+        self.allow(self.end)
 
     async def __aenter__(self) -> Clock:
         await self.timeout.__aenter__()
@@ -149,15 +210,39 @@ class Clock:
 
     def start_call(self) -> None:
         """From now on the call that follows has its own deadline."""
-        self.timeout.reschedule(min(self.end, self.now() + self.turn_seconds))
+        self.set(min(self.end, self.now() + self.turn_seconds))
 
     def end_call(self) -> None:
         """From now on only the attempt as a whole has a deadline."""
-        self.timeout.reschedule(self.end)
+        self.set(self.end)
 
     def stop(self) -> None:
         """Nothing is due until `start`: the attempt waits for its turn to begin."""
-        self.timeout.reschedule(None)
+        self.set(None)
+
+    def set(self, when: float | None) -> None:
+        if self.overdue.done():  # nobody waits for this attempt any more
+            raise asyncio.CancelledError
+        self.timeout.reschedule(when)
+        self.allow(when)
+
+    def allow(self, when: float | None) -> None:
+        """Have the attempt end by then, or be left behind a little later."""
+        self.forget()
+        self.last = None if when is None else self.loop.call_at(when + self.grace, self.give_up)
+
+    def hurry(self) -> None:
+        """The attempt was cancelled: it has no more time than it takes to begin closing its environment."""
+        if not self.closing:
+            self.allow(self.now())
+
+    def give_up(self) -> None:
+        if not self.overdue.done():
+            self.overdue.set_result(None)
+
+    def forget(self) -> None:
+        if self.last is not None:
+            self.last.cancel()
 
     def start(self) -> None:
         """The attempt begins now."""
@@ -279,6 +364,7 @@ def name_of(method: Callable[..., Any]) -> str:
     return str(getattr(method, "__qualname__", type(method).__name__))
 
 
+@border
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
     """Await a coroutine function; run a plain one in a thread, so that a blocking environment holds up nobody else."""
     if inspect.iscoroutinefunction(method):

@@ -21,6 +21,8 @@ class Limits:
     turn_seconds: float = 120.0
     """For one model call and for one environment call."""
     attempt_seconds: float = 1800.0
+    grace: float = 5.0
+    """Seconds that an environment has to come back after its deadline or its cancellation, before it is left behind."""
 
     def room_for_action(self, prompt_tokens: int, context: int) -> int:
         """How many tokens may be sampled after a prompt; 0 where the prompt itself does not fit."""

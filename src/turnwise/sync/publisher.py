@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import secrets
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -19,6 +21,7 @@ from turnwise.sync.published import Published
 MEMORY = Path("/dev/shm")
 PREFIX = "turnwise-weights-"
 LOCK = "lock"
+OPEN: WeakSet[Publisher] = WeakSet()
 
 
 class Publisher:
@@ -44,6 +47,7 @@ class Publisher:
         os.rename(aside, self.folder)  # locked by the time that others see it
         self.newest: Published | None = None
         self.is_open = True
+        OPEN.add(self)
 
     def publish(self, weights: Mapping[str, Any], version: int) -> Published:
         """A copy of these weights that others can read; the one before is removed when they have."""
@@ -84,6 +88,13 @@ class Publisher:
             self.is_open, self.newest = False, None
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self.lock)
+
+
+@atexit.register
+def close_all() -> None:
+    """Remove all that this process has published, where it ends without closing anything."""
+    for publisher in list(OPEN):
+        publisher.close()
 
 
 def clear_abandoned(place: Path) -> None:

@@ -142,7 +142,13 @@ class Local:
     def start(self) -> tuple[subprocess.Popen[str], int]:
         """A new process that can be asked, and its port. Its index may have to be made first."""
         command = [sys.executable, "-m", "turnwise.envs.retrieval.server", self.corpus, self.retriever]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
+        )
         assert process.stdout is not None
         word, _, rest = process.stdout.readline().strip().partition(" ")
         if word != "port":

@@ -1,0 +1,114 @@
+"""Blame: whose code it is that the event loop runs, read from a stack."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from turnwise import __file__ as OWN
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+OURS = os.path.realpath(os.path.dirname(OWN)) + os.sep
+LIBRARIES = tuple(
+    os.path.realpath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+"""Where code of Python and of installed packages lies."""
+BORDERS: set[CodeType] = set()
+ROOT = asyncio.events.Handle._run.__code__
+"""Where the event loop calls what is to be run; what lies outside of it has called the loop."""
+
+
+def border(function: Function) -> Function:
+    """Mark a function of ours that calls code of an environment and nothing else."""
+    BORDERS.add(function.__code__)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """Environment code that runs.
+
+    Example:
+        Blamed(frame, "train/shop/t-3/0/2/0", "shop.py:41 in step")
+    """
+
+    frame: FrameType
+    """Of the outermost call into it: the same for as long as it has not returned."""
+    who: str
+    """The attempt, or the task of the event loop."""
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.who}, at {self.where}"
+
+
+def blamed(innermost: FrameType | None) -> Blamed | None:
+    """The environment code on a stack that the event loop has called; None where there is none."""
+    frames = list(until_root(innermost))
+    called = [frames[:place] for place, frame in enumerate(frames) if frame.f_code in BORDERS]
+    # Without a border it is a task or a callback of somebody else's, unless the last to have a say is code of ours.
+    own = called[0] if called else list(takewhile(lambda frame: not is_ours(frame), frames))
+    if not called:
+        while own and not is_foreign(own[-1]):
+            own.pop()
+    return Blamed(own[-1], who_of(frames), where_of(own)) if own else None
+
+
+def blamed_task(task: asyncio.Task[Any]) -> str:
+    """Where the code of a task waits that nobody runs just now."""
+    frames: list[FrameType] = []
+    waiting: Any = task.get_coro()
+    while waiting is not None:
+        if (frame := getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)) is not None:
+            frames.append(frame)
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+    return where_of(frames[::-1]) if frames else "nowhere"
+
+
+def until_root(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames from the innermost one to where the event loop called it; none where no loop did."""
+    found: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is ROOT:
+            yield from found
+            return
+        found.append(frame)
+        frame = frame.f_back
+
+
+def is_ours(frame: FrameType) -> bool:
+    return os.path.realpath(frame.f_code.co_filename).startswith(OURS)
+
+
+def is_foreign(frame: FrameType) -> bool:
+    """Whether a user has written it."""
+    file = frame.f_code.co_filename
+    return not file.startswith("<") and not os.path.realpath(file).startswith((OURS, *LIBRARIES))
+
+
+def who_of(frames: Sequence[FrameType]) -> str:
+    for frame in frames:
+        session = getattr(frame.f_locals.get("which"), "session", None) if not is_foreign(frame) else None
+        if isinstance(session, str):
+            return session
+    names = [frame.f_locals["self"].name for frame in frames if frame.f_code.co_qualname == "MicroBatcher.serve"]
+    return str(names[0]) if names else "a task of an environment"
+
+
+def where_of(frames: Sequence[FrameType]) -> str:
+    """The innermost line that a user has written, or else the innermost line."""
+    frame = next((frame for frame in frames if is_foreign(frame)), frames[0])
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def stack_of(thread: int) -> FrameType | None:
+    """The innermost frame of a thread."""
+    return sys._current_frames().get(thread)
