@@ -93,7 +93,7 @@ def test_every_file_of_a_checkpoint_counts(run: RunFolder, spoil: Callable[[Path
 
 @pytest.mark.parametrize("spoil", [flip, truncate])
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer/.metadata", "state.json", "tokenizer.json", "config.json"]
+    "name", ["model.safetensors", "optimizer/contents.json", "state.json", "tokenizer.json", "config.json"]
 )
 def test_where_no_checkpoint_is_whole_every_command_says_so(
     run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, spoil: Callable[[Path], None]

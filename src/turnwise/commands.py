@@ -48,9 +48,8 @@ def blocked_seconds_in(folder: Path) -> float:
     """What the recipe of a run says, before the run itself is opened."""
     from turnwise.config import Rollout
     from turnwise.runs.folder import RunFolder
-    from turnwise.subject import json_of
 
-    written = json_of(RunFolder.open(folder).config).get("rollout") or {}
+    written = RunFolder.open(folder).read_config().get("rollout") or {}
     return float(written.get("blocked_seconds", Rollout().blocked_seconds))
 
 
