@@ -185,6 +185,9 @@ class Rollout(Section):
     shows what the environment hands over, which it must do every turn."""
     tools: Literal["none", "hermes", "llama", "harmony"] = "none"
     """How the model writes tool calls, which environments then get as structure; none leaves messages plain text."""
+    trust_text: bool = False
+    """Whether control tokens that the text of a message spells, <|im_end|> for one, become those tokens. By default
+    they stay text: whoever can write into a prompt could forge a turn otherwise."""
     max_turns: int = Field(8, ge=1)
     """Model calls per attempt."""
     max_prompt_tokens: int = Field(4096, ge=1)

@@ -26,7 +26,8 @@ async def play(recipe: Recipe, number: int) -> int:
     tokenizer = (
         (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
     )
-    renderer = Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools)
+    own = recipe.rollout
+    renderer = Renderer(tokenizer, own.history, own.tools, trust_text=own.trust_text)
     shown: list[int] = []
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:

@@ -26,9 +26,8 @@ class Skeletons:
     """
 
     def __init__(self, source: str) -> None:
-        marks = set(TAG.findall(source)) | {"<think>", "</think>"}
-        marks |= {text for groups in TESTED.findall(source) for text in groups if text.strip()}
-        self.marks = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
+        marks = sorted(looked_for(source), key=len, reverse=True)
+        self.marks = re.compile("|".join(map(re.escape, marks)))
         self.of = lru_cache(maxsize=8192)(self.message)
 
     def message(self, message: Message) -> Message:
@@ -43,6 +42,16 @@ class Skeletons:
             made += [shortened(text[place : mark.start()]), mark[0]]
             place = mark.end()
         return "".join([*made, shortened(text[place:])])
+
+
+def looked_for(source: str) -> set[str]:
+    """Strings that a template may look for in the text of a message."""
+    return {*TAG.findall(source), *tested_strings(source), "<think>", "</think>"}
+
+
+def tested_strings(source: str) -> set[str]:
+    """Strings by which a template decides."""
+    return {text for groups in TESTED.findall(source) for text in groups if text.strip()}
 
 
 def shortened(text: str) -> str:

@@ -217,7 +217,7 @@ class Session:
                 continue
             known = decode([*turn.prompt.tolist(), *turn.action.tolist()])
             if raw.startswith(known):
-                rest = self.renderer.encode(raw[len(known) :])
+                rest = self.renderer.encode_raw(raw[len(known) :])
                 return Prompt(frozen(np.concatenate([turn.prompt, turn.action, rest]).astype(np.int32)))
         return raw_prompt(self.renderer, raw)
 
