@@ -20,17 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from turnwise.rollout.control import Written
+from turnwise.rollout.remembered import Remembered
 from turnwise.rollout.skeleton import Skeletons
 from turnwise.rollout.template import QUESTION, RESULT, Template, Tools
 from turnwise.types import Break, Message, Tokens, Turn
 
 Messages = tuple[Message, ...]
+MOST_KEPT = 32 << 20
+"""Bytes of prompts that are kept because they may be asked for again."""
 UNSHOWABLE = (
     "this message has text and calls that cannot be shown together; write one call and nothing else, or no call"
 )
@@ -79,10 +81,10 @@ class Renderer:
         """Tokens of the template's own that close a message."""
         self.added = frozenset(map(int, tokenizer.get_added_vocab().values()))
         # The attempts of a group open alike, and environments repeat themselves.
-        self.opening = lru_cache(maxsize=1024)(self.render_opening)
-        self.rest_after = lru_cache(maxsize=4096)(self.render_rest)
-        self.treats_alike = lru_cache(maxsize=4096)(self.compare)
-        self.can_show = lru_cache(maxsize=1024)(self.try_to_show)
+        self.opening = Remembered(self.render_opening, MOST_KEPT)
+        self.rest_after = Remembered(self.render_rest, MOST_KEPT)
+        self.treats_alike = Remembered(self.compare, MOST_KEPT // 4)
+        self.can_show = Remembered(self.try_to_show, MOST_KEPT // 4)
 
     def first(self, messages: Sequence[Message], tools: Tools = ()) -> Prompt:
         """The prompt of a first turn that may call `tools`."""

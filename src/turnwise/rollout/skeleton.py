@@ -7,8 +7,8 @@ tried on the other.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
+from turnwise.rollout.remembered import Remembered
 from turnwise.types import Message, ToolCall
 
 TAG = re.compile(r"</?[^<>\s'\"{}]{1,64}>|\[/?[A-Za-z_]{1,32}\]")
@@ -16,6 +16,8 @@ TESTED = re.compile(
     r"""(?:startswith|endswith|split|replace)\(\s*(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")"""
     r"""|(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")\s+(?:not\s+)?in\b"""
 )
+MOST_KEPT = 8 << 20
+"""Bytes of messages and their skeletons."""
 
 
 class Skeletons:
@@ -28,7 +30,7 @@ class Skeletons:
     def __init__(self, source: str) -> None:
         marks = sorted(looked_for(source), key=len, reverse=True)
         self.marks = re.compile("|".join(map(re.escape, marks)))
-        self.of = lru_cache(maxsize=8192)(self.message)
+        self.of = Remembered(self.message, MOST_KEPT)
 
     def message(self, message: Message) -> Message:
         """The skeleton of a message."""
