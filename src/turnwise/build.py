@@ -66,6 +66,7 @@ def limits(recipe: Recipe) -> Limits:
         r.max_trajectory_tokens,
         r.turn_seconds,
         r.attempt_seconds,
+        r.max_observation_bytes,
     )
 
 

@@ -196,6 +196,9 @@ class Rollout(Section):
     """Longest action; less where the context ends earlier."""
     max_trajectory_tokens: int = Field(4608, ge=2)
     """Longest conversation: prompt and action of one call together."""
+    max_observation_bytes: int = Field(0, ge=0)
+    """Largest observation, in bytes of text before it is tokenised; a larger one ends the attempt as
+    observation_too_large. 0 is 16 for every token of max_prompt_tokens, and 65536 at least."""
     turn_seconds: float = Field(120.0, gt=0)
     """Deadline of one model call and of one environment call."""
     attempt_seconds: float = Field(1800.0, gt=0)

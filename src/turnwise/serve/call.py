@@ -76,6 +76,10 @@ def too_long(size: int, longest: int) -> Refusal:
     )
 
 
+def too_large(size: int, largest: int) -> Refusal:
+    return unfit(f"what is new has {size} bytes, and the most that is read is {largest}", "context_length_exceeded")
+
+
 def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
     """Tokens that a prompt has at least, known without making them: what is far too long is not worth tokenising."""
     if isinstance(ask.raw, tuple):
