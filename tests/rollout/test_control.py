@@ -397,3 +397,18 @@ def test_schemas_keep_the_words_that_templates_decide_by():
         for text in ("x", "<b>")
     ]
     assert shown[1].replace("<b>", "x") == shown[0]
+
+
+def test_there_is_one_way_from_text_to_prompts():
+    """Chat templates are applied in one file, and text is tokenised in one; the retrievers' encoders read no prompts."""
+    source = Path(module.__file__).parents[1]
+    calls = {
+        "apply_chat_template(": {"rollout/template.py"},
+        "tokenizer.encode(": {"rollout/control.py", "rollout/template.py"},
+        "tokenizer(list": {"envs/retrieval/dense.py"},
+        "control.plain(": {"rollout/render.py"},
+        ".encode_raw(": {"serve/call.py", "serve/session.py"},
+    }
+    for call, files in calls.items():
+        found = {str(path.relative_to(source)) for path in source.rglob("*.py") if call in path.read_text()}
+        assert found == files, call
