@@ -70,6 +70,7 @@ def limits(recipe: Recipe) -> Limits:
         r.max_trajectory_tokens,
         r.turn_seconds,
         r.attempt_seconds,
+        r.max_observation_bytes,
     )
 
 
@@ -215,7 +216,8 @@ def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
     """The renderer of a model, which may end its actions with what its generation config names too."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = [named] if isinstance(named, int) else named or []
-    return Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools, ends)
+    own = recipe.rollout
+    return Renderer(tokenizer, own.history, own.tools, ends, trust_text=own.trust_text)
 
 
 def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread) -> Engine:

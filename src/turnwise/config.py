@@ -205,6 +205,9 @@ class Rollout(Section):
     shows what the environment hands over, which it must do every turn."""
     tools: Literal["none", "hermes", "llama", "harmony"] = "none"
     """How the model writes tool calls, which environments then get as structure; none leaves messages plain text."""
+    trust_text: bool = False
+    """Whether control tokens that the text of a message spells, <|im_end|> for one, become those tokens. By default
+    they stay text: whoever can write into a prompt could forge a turn otherwise."""
     max_turns: int = Field(8, ge=1)
     """Model calls per attempt."""
     max_prompt_tokens: int = Field(4096, ge=1)
@@ -213,6 +216,9 @@ class Rollout(Section):
     """Longest action; less where the context ends earlier."""
     max_trajectory_tokens: int = Field(4608, ge=2)
     """Longest conversation: prompt and action of one call together."""
+    max_observation_bytes: int = Field(0, ge=0)
+    """Largest observation, in bytes of text before it is tokenised; a larger one ends the attempt as
+    observation_too_large. 0 is 16 for every token of max_prompt_tokens, and 65536 at least."""
     turn_seconds: float = Field(120.0, gt=0)
     """Deadline of one model call and of one environment call."""
     attempt_seconds: float = Field(1800.0, gt=0)

@@ -27,7 +27,8 @@ async def play(recipe: Recipe, number: int) -> int:
     # The words that a tiny tokenizer would learn are those of many conversations, and a person reads letters as well.
     is_tiny = recipe.model.path == "tiny"
     tokenizer = build_tokenizer([]) if is_tiny else load_tokenizer(recipe.model.path)
-    renderer = Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools)
+    own = recipe.rollout
+    renderer = Renderer(tokenizer, own.history, own.tools, trust_text=own.trust_text)
     shown: list[int] = []
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:

@@ -42,6 +42,8 @@ class Status(StrEnum):
     finished = "finished"
     too_many_turns = "too_many_turns"
     too_long = "too_long"
+    observation_too_large = "observation_too_large"
+    """An observation had more bytes than are tokenised; nothing of it was shown."""
     prompt_too_long = "prompt_too_long"
     timed_out = "timed_out"
     failed = "failed"
@@ -51,7 +53,12 @@ class Status(StrEnum):
     @property
     def counts(self) -> bool:
         """Whether an attempt that ended so enters the statistics of its group."""
-        return self in (Status.finished, Status.too_many_turns, Status.too_long, Status.penalised)
+        return self not in (Status.prompt_too_long, Status.timed_out, Status.failed)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a limit of the agent loop ended an attempt that counts."""
+        return self in (Status.too_many_turns, Status.too_long, Status.observation_too_large)
 
 
 class Break(StrEnum):

@@ -14,7 +14,9 @@ from turnwise.types import Group, Status, Task, turns_of
 
 @pytest.mark.parametrize("status", Status)
 def test_truncated_is_cut_short_by_a_limit(status):
-    assert is_truncated(make_trajectory([(1, 1)], status=status)) == (status in ("too_many_turns", "too_long"))
+    assert is_truncated(make_trajectory([(1, 1)], status=status)) == (
+        status in ("too_many_turns", "too_long", "observation_too_large")
+    )
 
 
 @many
@@ -61,7 +63,7 @@ def three(status):
     return [Group(Task("a", "b"), (make_trajectory([(1, 1)]), cut, make_trajectory([(1, 1)], outcome=1.0)))]
 
 
-@pytest.mark.parametrize("status", [Status.too_many_turns, Status.too_long])
+@pytest.mark.parametrize("status", [Status.too_many_turns, Status.too_long, Status.observation_too_large])
 def test_train_mask_and_zero_by_hand(status):
     groups = three(status)
 

@@ -21,6 +21,7 @@ ROWS = {
     "test_failed_rollout_in_the_baseline": "a failed rollout as a zero in the baseline, or the end of the process",
     "test_resume_pointer_before_the_state": "a resume pointer written before the state it points to",
     "test_tied_head_left_stale": "a weight sync that worked and left a tied head stale",
+    "test_message_that_forged_a_turn": "a control token in a message's text that ended it and forged a turn",
 }
 """What went wrong elsewhere, by the file that shows it cannot here."""
 
@@ -28,7 +29,7 @@ ROWS = {
 def test_every_bug_has_its_file():
     found = {path.stem for path in FOLDER.glob("test_*.py")} - {Path(__file__).stem}
     assert found == ROWS.keys()
-    assert len(ROWS) == 14
+    assert len(ROWS) == 15
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -366,7 +366,7 @@ def test_an_end_token_of_another_kind_stays_and_the_templates_own_follows():
     assert_extends(prompt, before)
     text = render.decode(prompt.tokens)
     assert "hi<|im_end|><|eot_id|><|start_header_id|>user" in text
-    assert text.replace("<|im_end|>", "") == render.template.render(messages)
+    assert text.replace("<|im_end|>", "") == render.template.render(messages).text
     again = turn(render, prompt, action_of(render, "ho"))
     assert_extends(render.next(again, messages, (*messages, again.said, *user("x"))), again)
     render.history = "rerender"
@@ -411,7 +411,7 @@ def test_a_template_without_end_tokens_extends_what_was_cut_off():
     before, messages, prompt = after(render, action_of(render, "hi", ended=False), user("on"))
     assert prompt.broke is Break.none
     assert_extends(prompt, before)
-    assert render.decode(prompt.tokens) == render.template.render(messages)
+    assert render.decode(prompt.tokens) == render.template.render(messages).text
 
 
 def test_what_was_said_is_the_action_without_its_end_token():

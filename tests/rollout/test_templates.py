@@ -33,11 +33,11 @@ def check(renderer, asked, exchange):
     else:
         shown = renderer.decode(prompt.tokens)
         for foreign in ("<eos>", "<|return|>"):  # a sampled end token that is not what the template writes there stays
-            shown = shown.replace(foreign, "") if foreign not in whole else shown
-        assert shown == whole
+            shown = shown.replace(foreign, "") if foreign not in whole.text else shown
+        assert shown == whole.text
     goes_on = exchange.messages[: len(exchange.shown) + 1] == (*exchange.shown, turn.said)
-    before = renderer.template.render(exchange.shown, asked.offered)
-    grew = whole.startswith(before + renderer.decode(turn.action))
+    before = renderer.template.render(exchange.shown, asked.offered).text
+    grew = whole.text.startswith(before + renderer.decode(turn.action))
     if not extends:
         assert (prompt.broke is Break.history) == (not goes_on)
         assert (prompt.broke is Break.retokenised) == (goes_on and grew)

@@ -341,7 +341,7 @@ def test_numbers_of_another_type_are_another_call():
         text = TAGGED.replace('"amber"', number)
         _, messages, prompt = exchange(render, text, (Message("tool", "cedar"),))
         assert prompt.broke is Break.none
-        assert text in render.template.render(messages)
+        assert text in render.template.render(messages).text
 
 
 def test_calls_that_the_template_refuses_together_are_a_fault():
@@ -371,7 +371,7 @@ def test_thinking_that_the_prompt_opened_is_read_as_thinking():
     assert prompt.broke is Break.none
     message, _, _ = exchange(render, "hm, hm", user("x"))
     assert "does not end" in message.fault
-    unopened = render.encode("<|im_start|>assistant\n")
+    unopened = render.encode_raw("<|im_start|>assistant\n")
     assert render.said(unopened, render.encode("It is 4.")) == said("It is 4.")
 
 

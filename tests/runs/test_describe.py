@@ -72,6 +72,7 @@ def test_failed_attempts_are_counted_and_change_nothing_else():
         "finished": 1,
         "too_many_turns": 0,
         "too_long": 1,
+        "observation_too_large": 0,
         "prompt_too_long": 1,
         "timed_out": 0,
         "failed": 2,

@@ -1,5 +1,5 @@
-"""What becomes of attempts that were cut short: ended as too_many_turns or too_long. They are real outcomes and stay in
-the statistics of their group either way.
+"""What becomes of attempts that were cut short: ended as too_many_turns, too_long or observation_too_large. They are
+real outcomes and stay in the statistics of their group either way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from turnwise.credit.weighting import Weighting, Weights
-from turnwise.types import Group, Status, Trajectory
+from turnwise.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Truncation:
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    return trajectory.status in (Status.too_many_turns, Status.too_long)
+    return trajectory.status.cut_short
 
 
 def as_paid(groups: Sequence[Group]) -> Sequence[Group]:

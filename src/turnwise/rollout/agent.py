@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,17 +19,23 @@ from turnwise.envs.raised import Raised, carrying, home_of
 from turnwise.rollout.blame import blamed_task, border
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.leaving import leave_behind
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.limits import Limits, abridged, text_bytes
 from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render import Prompt, Renderer
 from turnwise.types import Message, Status, Task, Trajectory, Turn
 
+log = logging.getLogger(__name__)
 LONGEST_DESCRIPTION = 1000
 """Characters of an error's text that are logged."""
 MOST_HANGING = 256
 """Threads that calls may leave behind; no more are begun before some of them have ended."""
 TOO_SOON = "raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon"
 NO_ROOM = "the first prompt does not fit: raise rollout.max_prompt_tokens or rollout.max_trajectory_tokens"
+LONG = 1 << 16
+"""Bytes of a conversation that is not rendered in the event loop."""
+TOO_LARGE = (
+    "%s: an observation has more than %d bytes and is not shown; shorten it, or raise rollout.max_observation_bytes"
+)
 NOT_MANAGED = (
     'the environment handed over no history, which rollout.history = "managed" asks of it every turn; return '
     'Reply(history=...), or set rollout.history = "extend"'
@@ -315,7 +322,9 @@ async def play(
     """Per turn: render the prompt, check the limits on that prompt, generate, step the environment, record."""
     reply = await opened(which, environment, clock, record)
     messages, tools = reply.history or reply.messages, reply.tools or ()
-    prompt = renderer.first(messages, tools)
+    if text_bytes(messages, tools) > limits.observation_bytes:
+        return Status.prompt_too_long
+    prompt = await rendered(renderer.first, messages, tools)
     while True:
         room = limits.room_for_action(len(prompt.tokens), engine.context)
         if room == 0:
@@ -332,17 +341,21 @@ async def play(
             record.turns.append(recorded(prompt, completion, said, Reply(), clock.now() - before))
             raise
         record.pay(reply)
-        turn = recorded(prompt, completion, said, reply, clock.now() - before)
+        too_large = text_bytes(reply.history or reply.messages, reply.tools or ()) > limits.observation_bytes
+        turn = recorded(prompt, completion, said, shortened(reply, limits), clock.now() - before)
         record.turns.append(turn)
         if reply.finished:
             return Status.finished
         if len(record.turns) == limits.max_turns:
             return Status.too_many_turns
+        if too_large:
+            log.warning(TOO_LARGE, which.session, limits.observation_bytes)
+            return Status.observation_too_large
         if reply.history is None and renderer.history == "managed" and not said.fault:
             raise EnvironmentFailure(NOT_MANAGED)
         shown, messages = messages, (*messages, said, *reply.messages) if reply.history is None else reply.history
         offered, tools = tools, tools if reply.tools is None else reply.tools
-        prompt = renderer.next(turn, shown, messages, tools, offered)
+        prompt = await rendered(renderer.next, turn, shown, messages, tools, offered)
 
 
 async def opened(which: Attempt, environment: Environment, clock: Clock, record: Record) -> Reply:
@@ -352,6 +365,20 @@ async def opened(which: Attempt, environment: Environment, clock: Clock, record:
         raise EnvironmentFailure("open has finished the attempt or paid for a turn, and there was no turn yet")
     record.pay(reply)
     return reply
+
+
+def shortened(reply: Reply, limits: Limits) -> Reply:
+    """What is recorded of a reply: of one that is too large its beginning."""
+    is_large = text_bytes(reply.messages) > limits.observation_bytes
+    return replace(reply, messages=abridged(reply.messages)) if is_large else reply
+
+
+async def rendered(render: Callable[..., Prompt], *given: Any) -> Prompt:
+    """A prompt. A long conversation is rendered in a thread: tokenising a megabyte takes seconds, in which no other
+    attempt would get anywhere."""
+    told = [one for one in given if isinstance(one, tuple) and one and isinstance(one[0], Message)]
+    size = sum(map(text_bytes, told)) + sum(len(one) for one in given if isinstance(one, str))
+    return await asyncio.to_thread(render, *given) if size > LONG else render(*given)
 
 
 def answered(fault: str, before: Reply) -> Reply:

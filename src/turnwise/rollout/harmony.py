@@ -17,6 +17,8 @@ CONTROL = re.compile(r"<\|[a-z_]+\|>")
 RECIPIENT = re.compile(r"\bto=(\S+)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 FUNCTIONS = "functions."
+TAGS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"})
+"""Control tokens within an action."""
 HELP = (
     "write an analysis message and then either one message in the final channel, or a call: a message in the "
     "commentary channel to=functions.NAME whose body is one JSON object"

@@ -12,22 +12,27 @@ An action ends with any of `end_tokens`. The next prompt closes one that was cut
 One that ended with another token than the template's keeps it, and the template's own follows: context, never trained.
 The text then has the sampled token beside what the template writes, and nothing else. Where the template has no token
 of its own that closes a message, such an action cannot stay, and the conversation is rendered afresh.
+
+A control token stands only where the template or the model put it: text that spells one is text (control.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from turnwise.rollout.control import Written
+from turnwise.rollout.remembered import Remembered
 from turnwise.rollout.skeleton import Skeletons
 from turnwise.rollout.template import QUESTION, RESULT, Template, Tools
 from turnwise.types import Break, Message, Tokens, Turn
 
 Messages = tuple[Message, ...]
+MOST_KEPT = 32 << 20
+"""Bytes of prompts that are kept because they may be asked for again."""
 UNSHOWABLE = (
     "this message has text and calls that cannot be shown together; write one call and nothing else, or no call"
 )
@@ -49,11 +54,17 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: Any, history: str = "extend", tools: str = "none", end_tokens: Iterable[int] = ()
+        self,
+        tokenizer: Any,
+        history: str = "extend",
+        tools: str = "none",
+        end_tokens: Iterable[int] = (),
+        *,
+        trust_text: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
-        self.template = Template(tokenizer, tools)
+        self.template = Template(tokenizer, tools, trust_text=trust_text)
         self.skeletons = Skeletons(self.template.source)
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         own = self.template.ends()
@@ -61,6 +72,8 @@ class Renderer:
         """All tokens that end an action."""
         if not self.end_tokens:
             raise ValueError("the tokenizer has no eos token; set tokenizer.eos_token to the template's end of turn")
+        control = self.template.control.tokens
+        self.template.spared -= {text for text, token in control.items() if token in self.end_tokens}
         self.end_token = self.end_tokens[0]
         """The one that the template ends an answer with, or else the tokenizer's eos."""
         self.end_of_call = own[-1] if own else self.end_token
@@ -68,10 +81,10 @@ class Renderer:
         """Tokens of the template's own that close a message."""
         self.added = frozenset(map(int, tokenizer.get_added_vocab().values()))
         # The attempts of a group open alike, and environments repeat themselves.
-        self.opening = lru_cache(maxsize=1024)(self.render_opening)
-        self.rest_after = lru_cache(maxsize=4096)(self.render_rest)
-        self.treats_alike = lru_cache(maxsize=4096)(self.compare)
-        self.can_show = lru_cache(maxsize=1024)(self.try_to_show)
+        self.opening = Remembered(self.render_opening, MOST_KEPT)
+        self.rest_after = Remembered(self.render_rest, MOST_KEPT)
+        self.treats_alike = Remembered(self.compare, MOST_KEPT // 4)
+        self.can_show = Remembered(self.try_to_show, MOST_KEPT // 4)
 
     def first(self, messages: Sequence[Message], tools: Tools = ()) -> Prompt:
         """The prompt of a first turn that may call `tools`."""
@@ -93,22 +106,22 @@ class Renderer:
             rest = self.quick_rest(shown, before.said, spoken, new, tools)
             if rest is not None and (tokens := self.extended(before, rest)) is not None:
                 return Prompt(tokens)
-        whole, known = self.template.render(messages, tools), self.template.render(shown, tools) + spoken
-        if self.history != "rerender" and whole.startswith(known):
-            rest = self.encode_rest(whole[len(known) :])
+        whole, known = self.template.render(messages, tools), self.template.render(shown, tools).text + spoken
+        if self.history != "rerender" and whole.text.startswith(known):
+            rest = self.encode_rest(whole.after(len(known)))
             if rest is not None and (tokens := self.extended(before, rest)) is not None:
                 return Prompt(tokens)
         ended = self.decode(before.action[len(self.without_end(before.action)) :].tolist())
-        same_text = whole.startswith(known + ended)
+        same_text = whole.text.startswith(known + ended)
         return self.afresh(before, whole, Break.retokenised if same_text else Break.template)
 
     def retold(self, shown: Messages, tools: Tools, shown_tools: Tools) -> bool:
         """Whether other tools change what was shown."""
-        return self.template.render(shown, tools) != self.template.render(shown, shown_tools)
+        return self.template.render(shown, tools).text != self.template.render(shown, shown_tools).text
 
-    def afresh(self, before: Turn, text: str, cause: Break) -> Prompt:
+    def afresh(self, before: Turn, whole: Written, cause: Break) -> Prompt:
         """A whole conversation tokenised anew; no break where it happens to begin with the turn before."""
-        tokens = frozen(self.encode(text))
+        tokens = frozen(self.encode(whole))
         known = np.concatenate([before.prompt, before.action])
         return Prompt(tokens, Break.none if np.array_equal(tokens[: len(known)], known) else cause)
 
@@ -137,24 +150,26 @@ class Renderer:
         """Whether the template adds the same text for `more` to both conversations, and leaves both as they were."""
         if shown == short:
             return True
-        added = [self.added_text(messages, more, tools) for messages in (shown, short)]
-        return added[0] is not None and added[0] == added[1]
+        first, second = [self.added_text(messages, more, tools) for messages in (shown, short)]
+        return first is not None and second is not None and first.text == second.text
 
-    def added_text(self, shown: Messages, more: Messages, tools: Tools) -> str | None:
+    def added_text(self, shown: Messages, more: Messages, tools: Tools) -> Written | None:
         """What `more` adds to the text of a conversation; None where that text does not stay as it was."""
-        old, whole = self.template.try_render(shown, tools), self.template.try_render((*shown, *more), tools)
-        return whole[len(old) :] if old is not None and whole is not None and whole.startswith(old) else None
+        old, whole = self.template.try_render(shown, tools), self.template.try_to_write((*shown, *more), tools)
+        return whole.after(len(old)) if old is not None and whole is not None and whole.text.startswith(old) else None
 
     def render_rest(self, shown: Messages, said: Message, spoken: str, new: Messages, tools: Tools) -> Tokens | None:
         """The tokens after an action up to the next one; None where the template does not write what was spoken."""
         added = self.added_text(shown, (said, *new), tools)
-        return self.encode_rest(added[len(spoken) :]) if added is not None and added.startswith(spoken) else None
+        if added is None or not added.text.startswith(spoken):
+            return None
+        return self.encode_rest(added.after(len(spoken)))
 
-    def encode_rest(self, text: str) -> Tokens | None:
+    def encode_rest(self, rest: Written) -> Tokens | None:
         """The tokens of a text that follows others. An added token keeps apart what is around it; where there is none
         at the beginning, the tokens must be seen to say the same text."""
-        tokens = self.encode(text)
-        if len(tokens) and int(tokens[0]) not in self.added and self.decode(tokens.tolist()) != text:
+        tokens = self.encode(rest)
+        if len(tokens) and int(tokens[0]) not in self.added and self.decode(tokens.tolist()) != rest.text:
             return None
         return frozen(tokens)
 
@@ -190,8 +205,13 @@ class Renderer:
 
     # ------------------------------------------------------------ text and tokens
 
-    def encode(self, text: str) -> Tokens:
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+    def encode(self, text: str | Written) -> Tokens:
+        """The tokens of what was rendered, or of a text that the assistant says."""
+        return self.template.control.encode(self.template.own_words(text) if isinstance(text, str) else text)
+
+    def encode_raw(self, text: str) -> Tokens:
+        """The tokens of a whole prompt that somebody wrote by hand, control tokens and all."""
+        return self.template.control.plain(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)

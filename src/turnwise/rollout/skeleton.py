@@ -7,8 +7,8 @@ tried on the other.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
+from turnwise.rollout.remembered import Remembered
 from turnwise.types import Message, ToolCall
 
 TAG = re.compile(r"</?[^<>\s'\"{}]{1,64}>|\[/?[A-Za-z_]{1,32}\]")
@@ -16,6 +16,8 @@ TESTED = re.compile(
     r"""(?:startswith|endswith|split|replace)\(\s*(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")"""
     r"""|(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")\s+(?:not\s+)?in\b"""
 )
+MOST_KEPT = 8 << 20
+"""Bytes of messages and their skeletons."""
 
 
 class Skeletons:
@@ -26,10 +28,9 @@ class Skeletons:
     """
 
     def __init__(self, source: str) -> None:
-        marks = set(TAG.findall(source)) | {"<think>", "</think>"}
-        marks |= {text for groups in TESTED.findall(source) for text in groups if text.strip()}
-        self.marks = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-        self.of = lru_cache(maxsize=8192)(self.message)
+        marks = sorted(looked_for(source), key=len, reverse=True)
+        self.marks = re.compile("|".join(map(re.escape, marks)))
+        self.of = Remembered(self.message, MOST_KEPT)
 
     def message(self, message: Message) -> Message:
         """The skeleton of a message."""
@@ -43,6 +44,16 @@ class Skeletons:
             made += [shortened(text[place : mark.start()]), mark[0]]
             place = mark.end()
         return "".join([*made, shortened(text[place:])])
+
+
+def looked_for(source: str) -> set[str]:
+    """Strings that a template may look for in the text of a message."""
+    return {*TAG.findall(source), *tested_strings(source), "<think>", "</think>"}
+
+
+def tested_strings(source: str) -> set[str]:
+    """Strings by which a template decides."""
+    return {text for groups in TESTED.findall(source) for text in groups if text.strip()}
 
 
 def shortened(text: str) -> str:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from turnwise.rollout.harmony import read_harmony, without_control
+from turnwise.rollout.control import Control, Written, texts_of
+from turnwise.rollout.harmony import TAGS, read_harmony, without_control
+from turnwise.rollout.skeleton import looked_for, tested_strings
 from turnwise.rollout.toolcalls import (
+    CLOSE,
     CLOSED,
+    OPEN,
+    PYTHON_TAG,
     THINK,
     Format,
     join_thinking,
@@ -32,7 +37,7 @@ FORMATS: dict[str, Format | None] = {
     "none": None,
     "hermes": Format(read_hermes, write_hermes, offer_hermes),
     "llama": Format(read_llama, write_llama, offer_llama),
-    "harmony": Format(read_harmony, clean=without_control),
+    "harmony": Format(read_harmony, clean=without_control, tags=TAGS),
 }
 WORD, THOUGHT = "zebra", "quagga"
 """Text that no template has of its own."""
@@ -59,9 +64,9 @@ class Form:
 
 
 class Template:
-    """How messages become text."""
+    """How messages become text, in which nothing is a control token that a message only spells."""
 
-    def __init__(self, tokenizer: Any, tools: str = "none") -> None:
+    def __init__(self, tokenizer: Any, tools: str = "none", *, trust_text: bool = False) -> None:
         source = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ValueError(
@@ -69,6 +74,10 @@ class Template:
             )
         self.source = "\n".join(source.values()) if isinstance(source, dict) else str(source)
         self.tokenizer = tokenizer
+        self.control = Control(tokenizer, {*looked_for(self.source), OPEN, CLOSE}, trusted=trust_text)
+        self.spared: frozenset[str] = frozenset()
+        """Control tokens that the assistant's own words may have: those of thinking and calls, none that begin or end a
+        message."""
         self.format = FORMATS[tools]
         self.opened = ""
         """The opening of thinking that the prompt ends with, if it does."""
@@ -81,17 +90,39 @@ class Template:
         opening = self.try_render((QUESTION,)) or ""
         if opening.rstrip().endswith(THINK):
             self.opened = opening[opening.rindex(THINK) :]
+        self.spared = self.find_spared()
 
     def render(
         self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
-    ) -> str:
-        """The conversation as text, with the opening of the assistant's next message or without."""
+    ) -> Written:
+        """The conversation as text, with the opening of the assistant's next message or without.
+
+        Where no text has a control token, it is exactly what the template makes of the texts. Where one has, it is what
+        the template makes of it without: a template that looks for its own tags in a message does not find those."""
+        apply = partial(self.apply, opening=opening, form=form or self.form)
+        texts = list(texts_of(messages, tools))
+        guard = self.control.guards(texts)
+        if guard is None:
+            text = apply(messages, tools)
+            return Written(text, text)
+        guarded_messages = [guard.message(message, self.spared) for message in messages]
+        guarded_tools = [guard.tool(tool) for tool in tools]
+        written = guard.written(apply(guarded_messages, guarded_tools))
+        find = self.control.find
+        if all(find(a) == find(b) for a, b in zip(texts, texts_of(guarded_messages, guarded_tools), strict=True)):
+            text = apply(messages, tools)
+            if text != written.text and find(text) == find(written.guarded):
+                return Written(text, text)
+        return written
+
+    def apply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, opening: bool, form: Form) -> str:
+        """What the tokenizer's template makes of messages."""
         schemas = [tool.schema for tool in tools] or None
         if tools and messages and not self.offers:
             messages, schemas = self.with_offer(messages, tools), None
         try:
             text: str = self.tokenizer.apply_chat_template(
-                self.entries(messages, form or self.form),
+                self.entries(messages, form),
                 tools=schemas,
                 tokenize=False,
                 add_generation_prompt=opening,
@@ -104,14 +135,27 @@ class Template:
         self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
     ) -> str | None:
         """The conversation as text, or None where the template refuses it."""
+        written = self.try_to_write(messages, tools, opening=opening, form=form)
+        return None if written is None else written.text
+
+    def try_to_write(
+        self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
+    ) -> Written | None:
+        """The conversation as it is rendered, or None where the template refuses it."""
         try:
             return self.render(messages, tools, opening=opening, form=form)
         except ValueError:
             return None
 
+    def own_words(self, text: str) -> Written:
+        """A text that the assistant says, as it is sampled."""
+        guard = self.control.guards([text])
+        spared = self.spared if self.format is None else self.spared | self.format.tags
+        return Written(text, text) if guard is None else guard.written(guard.text(text, spared))
+
     # ------------------------------------------------------------ messages as templates want them
 
-    def with_offer(self, messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+    def with_offer(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
         """The conversation with its tools told in the first message that instructs the model, for a template that does
         not know of tools, or writes calls otherwise than they are read."""
         if self.format is None or self.format.offer is None:
@@ -208,23 +252,23 @@ class Template:
         written = self.written(CALL, how, form)
         return written[1] if written is not None else None
 
-    def written(self, said: Message, how: Format, form: Form) -> tuple[str, int] | None:
+    def written(self, said: Message, how: Format, form: Form) -> tuple[Written, int] | None:
         """What the template writes for a last message of the assistant, and the token that follows; None where that
         does not read as the same message."""
-        old, whole = self.try_render((QUESTION,)), self.try_render((QUESTION, said), opening=False, form=form)
-        if old is None or whole is None or not whole.startswith(old):
+        old, whole = self.try_render((QUESTION,)), self.try_to_write((QUESTION, said), opening=False, form=form)
+        if old is None or whole is None or not whole.text.startswith(old):
             return None
-        written = whole[len(old) :]
-        for place, token in added_tokens(self.tokenizer, written):
-            read = how.parse(written[:place])
+        written = whole.after(len(old))
+        for place, token in added_tokens(self.tokenizer, written.guarded):
+            read = how.parse(written.text[:place])
             if (read.calls, read.content, read.thinking or said.thinking) == (said.calls, said.content, read.thinking):
-                return written[:place], token
+                return written.before(place), token
         return None
 
-    def spoken(self, said: Message) -> str:
+    def spoken(self, said: Message) -> Written:
         """The text with which a model says a message."""
         if not said.calls and not said.thinking:
-            return said.content
+            return self.own_words(said.content)
         if self.format is None:
             raise ValueError('calls and thinking are written as rollout.tools says; set it to "hermes", for example')
         written = self.written(said, self.format, self.form)
@@ -232,7 +276,10 @@ class Template:
             return written[0]
         if self.format.write is None:
             raise ValueError("the chat template cannot write this message so that it reads as the same one")
-        return join_thinking(said.thinking, self.format.write(said)).removeprefix(self.opened)
+        guard = self.control.guards(list(texts_of((said,))))
+        plain = said if guard is None else guard.message(said, self.spared)
+        text = join_thinking(plain.thinking, self.format.write(plain)).removeprefix(self.opened)
+        return Written(text, text) if guard is None else guard.written(text)
 
     def ends(self) -> list[int]:
         """The tokens with which the template ends a last message of the assistant: an answer, and a call."""
@@ -245,6 +292,22 @@ class Template:
         """The token with which the template closes an answer within a conversation, whatever follows."""
         nothing, more = self.after_answer(()), self.after_answer((QUESTION,))
         return nothing if nothing == more else []
+
+    def find_spared(self) -> frozenset[str]:
+        """Control tokens that thinking and calls are written with, or that the template looks for in an answer, but for
+        those that it writes around plain messages: these begin and end messages, and within one they are text."""
+        own, find = self.tokenizer, self.control.find
+        forms = [replace(self.form, calls=calls) for calls in ("mapping", "text")]
+        said = (*THOUGHTFUL[:2], (QUESTION, CALL))
+        spoken = [self.try_render(messages, opening=False, form=form) for messages in said for form in forms]
+        told, answer = Message("system", WORD), Message("assistant", THOUGHT)
+        plain = ((QUESTION,), (told, QUESTION), (QUESTION, answer, QUESTION), (QUESTION, answer, RESULT))
+        around = [self.try_render(messages, opening=False) for messages in plain]
+        delimiters = {text for part in around for text in find(part or "")}
+        known = tested_strings(self.source) | {text for part in spoken for text in find(part or "")}
+        spared = known - delimiters | {THINK, CLOSED, OPEN, CLOSE, PYTHON_TAG}
+        ends = {*self.ends(), *self.closings(), own.bos_token_id, own.eos_token_id, own.pad_token_id, own.unk_token_id}
+        return frozenset(text for text, token in self.control.tokens.items() if text in spared and token not in ends)
 
     def after_answer(self, more: tuple[Message, ...], *, opening: bool = True) -> list[int]:
         """The added token right after an answer, if there is one."""

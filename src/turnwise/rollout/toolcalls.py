@@ -44,6 +44,8 @@ class Format:
     """What a model is told about its tools; None where only a chat template can tell it."""
     clean: Callable[[str], str] = lambda text: text
     """A text that could not be read, without what a chat template would take for its own."""
+    tags: frozenset[str] = frozenset()
+    """Control tokens that an action is written with, beside those of thinking and calls."""
 
     def parse(self, text: str) -> Message:
         """The message a text means, or the text itself with its fault."""

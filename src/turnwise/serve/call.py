@@ -61,9 +61,9 @@ def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: Past 
 
 
 def raw_prompt(renderer: Renderer, raw: str | tuple[int, ...]) -> Prompt:
-    """A prompt that a client wrote by itself."""
+    """A prompt that a client wrote by itself, control tokens and all."""
     if isinstance(raw, str):
-        return Prompt(frozen(renderer.encode(raw)))
+        return Prompt(frozen(renderer.encode_raw(raw)))
     size = len(renderer.tokenizer)
     if not all(0 <= token < size for token in raw):
         raise unfit(f"prompt: tokens must be between 0 and {size - 1}", "invalid_value")
@@ -74,6 +74,10 @@ def too_long(size: int, longest: int) -> Refusal:
     return unfit(
         f"the prompt has {size} tokens, and the longest that is served has {longest}", "context_length_exceeded"
     )
+
+
+def too_large(size: int, largest: int) -> Refusal:
+    return unfit(f"what is new has {size} bytes, and the most that is read is {largest}", "context_length_exceeded")
 
 
 def fewest_tokens(renderer: Renderer, ask: Ask) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.noise import seed_of
+from turnwise.rollout.agent import rendered
+from turnwise.rollout.limits import largest_text, num_bytes, text_bytes
 from turnwise.rollout.render import Renderer
 from turnwise.serve.answer import Answer
 from turnwise.serve.ask import Ask, Delivery, Refusal, unfit
@@ -21,6 +23,7 @@ from turnwise.serve.call import (
     generated,
     prompt_after,
     raw_prompt,
+    too_large,
     too_long,
 )
 
@@ -45,10 +48,13 @@ class Public:
         longest = self.engine.context - 1
         if (size := fewest_tokens(self.renderer, ask)) > longest:
             raise too_long(size, longest)
+        raw = ask.raw if isinstance(ask.raw, str) else ""
+        if (size := text_bytes(ask.messages, ask.tools) + num_bytes(raw)) > largest_text(longest):
+            raise too_large(size, largest_text(longest))
         if ask.raw is not None:
-            prompt = raw_prompt(self.renderer, ask.raw)
+            prompt = await rendered(raw_prompt, self.renderer, ask.raw)
         else:
-            prompt = prompt_after(self.renderer, ask, ask.messages, None)
+            prompt = await rendered(prompt_after, self.renderer, ask, ask.messages, None)
         if (size := len(prompt.tokens)) > longest:
             raise too_long(size, longest)
         sampling = sampling_of(ask, self.engine.context - size)

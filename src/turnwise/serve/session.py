@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import Engine, Sampling, shown
-from turnwise.rollout.agent import Attempt
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.agent import Attempt, rendered
+from turnwise.rollout.limits import Limits, num_bytes, text_bytes
 from turnwise.rollout.render import Prompt, Renderer, frozen
 from turnwise.serve.answer import Answer
 from turnwise.serve.ask import Ask, Delivery, Messages, Refusal, unfit
@@ -24,6 +24,7 @@ from turnwise.serve.call import (
     generated,
     prompt_after,
     raw_prompt,
+    too_large,
     too_long,
 )
 from turnwise.serve.history import History, Past
@@ -55,6 +56,8 @@ class Session:
         self.made: list[Call] = []
         self.under_way: list[Call] = []
         self.num_calls = 0
+        self.opening = asyncio.Lock()
+        """One request after another: a long one is rendered in a thread, and none may slip in meanwhile."""
         self.by_fingerprint: dict[bytes, list[Call]] = {}
         self.by_key: dict[str, tuple[bytes, Call]] = {}
         self.refused: Status | None = None
@@ -71,15 +74,16 @@ class Session:
         check_model(ask, self.model)
         if self.over:
             raise Refusal(410, OVER, "session_over")
-        call = self.begun(delivery)
-        if call is not None:
-            call.listeners += 1
+        async with self.opening:
+            call = self.begun(delivery)
+            if call is not None:
+                call.listeners += 1
+                return call
+            call = await self.begin(ask)
+            self.by_fingerprint.setdefault(delivery.fingerprint, []).append(call)
+            if delivery.key:
+                self.by_key[delivery.key] = delivery.fingerprint, call
             return call
-        call = self.begin(ask)
-        self.by_fingerprint.setdefault(delivery.fingerprint, []).append(call)
-        if delivery.key:
-            self.by_key[delivery.key] = delivery.fingerprint, call
-        return call
 
     async def wait(self, call: Call) -> Answer:
         """The answer of a call; a client that hangs up meanwhile does not end it."""
@@ -163,12 +167,14 @@ class Session:
 
     # ------------------------------------------------------------ from a request to a prompt
 
-    def begin(self, ask: Ask) -> Call:
+    async def begin(self, ask: Ask) -> Call:
         if len(self.made) + len(self.under_way) >= self.limits.max_turns:
             self.refused = Status.too_many_turns
             raise Refusal(410, f"this attempt has had its {self.limits.max_turns} turns", "too_many_turns")
         self.room(fewest_tokens(self.renderer, ask))
-        messages, before, prompt = self.read(ask)
+        messages, before, prompt = await self.read(ask)
+        if self.over:
+            raise Refusal(410, OVER, "session_over")
         room = self.room(len(prompt.tokens))
         limit = room if ask.max_tokens is None else min(room, ask.max_tokens)
         try:
@@ -187,15 +193,25 @@ class Session:
         call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # seen, whoever listens
         return call
 
-    def read(self, ask: Ask) -> tuple[Messages, Past | None, Prompt]:
+    async def read(self, ask: Ask) -> tuple[Messages, Past | None, Prompt]:
         """(what is shown, the turn before, the prompt) of a request."""
         if ask.raw is not None:
-            return (), None, self.raw_prompt(ask.raw)
+            self.check_size(num_bytes(ask.raw) if isinstance(ask.raw, str) else 0)
+            return (), None, await rendered(self.raw_prompt, ask.raw)
         messages = self.followed(ask)
         before = self.history.find(messages)
+        new = messages
         if before is not None:
-            messages = (*before.shown, before.turn.said, *messages[len(before.shown) + 1 :])
-        return messages, before, prompt_after(self.renderer, ask, messages, before)
+            new = messages[len(before.shown) + 1 :]
+            messages = (*before.shown, before.turn.said, *new)
+        self.check_size(text_bytes(new, ask.tools))
+        return messages, before, await rendered(prompt_after, self.renderer, ask, messages, before)
+
+    def check_size(self, size: int) -> None:
+        """Refuse what is too large to be tokenised at all."""
+        if size > self.limits.observation_bytes:
+            self.refused = Status.observation_too_large if self.made else Status.prompt_too_long
+            raise too_large(size, self.limits.observation_bytes)
 
     def followed(self, ask: Ask) -> Messages:
         """The whole conversation, where a client names the answer it follows."""
@@ -218,7 +234,7 @@ class Session:
                 continue
             known = decode([*turn.prompt.tolist(), *turn.action.tolist()])
             if raw.startswith(known):
-                rest = self.renderer.encode(raw[len(known) :])
+                rest = self.renderer.encode_raw(raw[len(known) :])
                 return Prompt(frozen(np.concatenate([turn.prompt, turn.action, rest]).astype(np.int32)))
         return raw_prompt(self.renderer, raw)
 

@@ -1,0 +1,61 @@
+"""Results that are kept for the next time, up to so many bytes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+SMALLEST_SHARE = 8
+"""What would fill more than such a part of the room by itself is not kept."""
+
+
+class Remembered(Generic[Arguments, Result]):
+    """A pure function whose last results are kept: unlike functools.lru_cache's, their size is bounded and not their
+    number, because an argument may be a message of a megabyte.
+
+    Example:
+        opening = Remembered(render_opening, max_bytes=32 << 20)
+    """
+
+    def __init__(self, function: Callable[Arguments, Result], max_bytes: int) -> None:
+        self.function = function
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.kept: OrderedDict[Any, tuple[Result, int]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        key = (arguments, tuple(sorted(named.items())))
+        with self.lock:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key][0]
+        result = self.function(*arguments, **named)
+        size = size_of(key) + size_of(result)
+        with self.lock:
+            if key not in self.kept and size * SMALLEST_SHARE <= self.max_bytes:
+                self.kept[key] = result, size
+                self.num_bytes += size
+            while self.num_bytes > self.max_bytes:
+                _, (_, size) = self.kept.popitem(last=False)
+                self.num_bytes -= size
+        return result
+
+
+def size_of(value: Any) -> int:
+    """Bytes that a value holds, about: what two values share is counted twice."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes) + 128
+    if isinstance(value, (tuple, list)):
+        return sys.getsizeof(value) + sum(map(size_of, value))
+    if is_dataclass(value):
+        return 64 + sum(size_of(getattr(value, field.name)) for field in fields(value))
+    return sys.getsizeof(value)
