@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from acting import inline, tiny_model
-from engines.conformance import tokenizer_of_letters
+from acting import inline
+from engines.conformance import stock, tokenizer_of_letters
 from engines.vllm.serving import local
 from sync.checking import learner_of
 from turnwise.data.catalogue import model_folder
@@ -16,11 +16,11 @@ from turnwise.plan.pack import pack
 from turnwise.sync.check import Check
 
 
-def model_and_tokenizer(name):
-    if name == "tiny":
-        return tiny_model(tied=True), tokenizer_of_letters()
+@pytest.fixture(scope="module")
+def trained():
+    """SmolLM2 and its tokenizer; of the module, because each test has a cache of its own."""
     try:
-        folder = model_folder(name)
+        folder = model_folder("smollm2-135m")
     except ValueError as missing:
         pytest.skip(str(missing))
     return load_model(folder), load_tokenizer(folder)
@@ -63,17 +63,21 @@ def begun(model, tokenizer, *behind):
     return asyncio.run(scene())
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
-def test_a_right_engine_passes_in_bfloat16(name):
-    found = begun(*model_and_tokenizer(name))
-    print(name, found)
+def test_a_right_engine_passes_in_bfloat16():
+    found = begun(stock(0), tokenizer_of_letters())
+    assert found.wrong == ""
+
+
+def test_a_right_engine_of_a_trained_model_passes_in_bfloat16(trained):
+    found = begun(*trained)
+    print(found)
     assert found.wrong == ""
 
 
 @pytest.mark.parametrize("layer", ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm"])
-def test_a_tensor_left_behind_is_caught_in_bfloat16(layer):
-    model, tokenizer = model_and_tokenizer("smollm2-135m")
+def test_a_tensor_left_behind_is_caught_in_bfloat16(trained, layer):
+    model, _ = trained
     last = model.config.num_hidden_layers - 1
-    found = begun(model, tokenizer, f"model.layers.{last}.{layer}.weight")
+    found = begun(*trained, f"model.layers.{last}.{layer}.weight")
     print(layer, found)
     assert "loads leave a part of its weights as they were" in found.wrong
