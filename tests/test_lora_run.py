@@ -1,8 +1,14 @@
 """Whole runs that train adapters."""
 
+from itertools import product
+
 import pytest
 
+from acting import byte_tokenizer
+from learn.test_merged import KINDS, model_of
 from running import micro_recipe, resume, train, untimed
+from turnwise.cli import main
+from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
@@ -50,3 +56,34 @@ def test_a_run_with_adapters_resumes_where_it_was(tmp_path):
 def test_settings_of_no_adapter_are_refused(tmp_path):
     with pytest.raises(ValueError, match="alpha is ignored without a rank"):
         micro_recipe(tmp_path, "lora.alpha=4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lag"),
+    [
+        ("qwen3_moe", 1),
+        *(
+            pytest.param(kind, lag, marks=pytest.mark.slow)
+            for kind, lag in product(KINDS, (0, 1))
+            if kind != "qwen3_moe"
+        ),
+        pytest.param("qwen3_moe", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_runs_of_experts_and_of_weights_turned_round_are_resumed_evaluated_and_verified(tmp_path, capsys, kind, lag):
+    tokenizer = byte_tokenizer()
+    save_policy(model_of(kind, len(tokenizer)), tokenizer, tmp_path / "model")
+    model = f"model={{path='{tmp_path / 'model'}', threads=1}}"
+    recipe = micro_recipe(tmp_path, model, *FEW, "groups_per_step=2", "sft.updates=0", f"max_lag={lag}")
+    assert train(recipe) is not None
+    folder = RunFolder.open(recipe.out)
+    lines = untimed(folder.metrics)
+    assert all(line["gap/mean"] < 1e-4 for line in lines[1:] if "gap/mean" in line)
+    (folder.checkpoints / "latest").write_text("step-000001\n")  # as if it had been killed in the second step
+    assert resume(folder.path) is not None
+    if lag == 0:
+        assert untimed(folder.metrics) == lines
+    assert main(["eval", str(folder.path), "--tasks", "2"]) == 0
+    assert main(["verify", str(folder.path)]) == 0
+    assert main(["cost", str(folder.path)]) == 0
+    capsys.readouterr()

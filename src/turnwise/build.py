@@ -428,6 +428,7 @@ def build(
         temperature=recipe.sampling.temperature,
         vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
         exact=recipe.model.dtype == "float32",
+        longest=recipe.rollout.max_trajectory_tokens,
         limit=recipe.sync.limit,
         every=recipe.sync.every,
     )

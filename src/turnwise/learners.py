@@ -118,7 +118,10 @@ def learner_of(
     adapters: Adapters | None = None,
 ) -> Learner:
     """The learner of a model, with frozen ones beside it by the name of what they score."""
-    policy = prepare(policy_of(recipe, model))
+    policy = policy_of(recipe, model)
+    if adapters is not None:
+        adapters.check()  # while the model is whole
+    policy = prepare(policy)
     ready: dict[int, Policy] = {}  # one model may score under two names
     made: dict[str, Policy | Teacher] = {}
     for name, beside in frozen.items():

@@ -24,7 +24,7 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, Policy, load_model
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings, Stepper
-from turnwise.learn.stock import exact_norms, stock_attention, stock_passes
+from turnwise.learn.stock import in_float64, stock_attention, stock_passes
 from turnwise.learn.teacher import Direction, Teacher
 from turnwise.learners import policy_of
 from turnwise.past import Past
@@ -38,7 +38,7 @@ from turnwise.types import Group, Turn, turns_of
 
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 LOOSE = 1e-6
-"""In float64 where a norm goes through float32 inside and could not be kept from it."""
+"""In float64 where a norm or a router goes through float32 inside and could not be kept from it."""
 WORK = 2.5e10
 """Tokens times parameters that all layouts compute in about a minute on a laptop, in float64."""
 AUDITED = 8
@@ -133,7 +133,7 @@ class Verification:
         for found in self.failed:
             lines.append(f"{found.layout} is not the same; its gradient differs most in {found.worst}")
         if not self.exact_norms:
-            lines.append("norms of this model go through float32, so that float64 is held to a looser tolerance")
+            lines.append("norms or routers of this model go through float32, and so float64 has a looser tolerance")
         if self.gap is None:
             lines.append("engine against learner: no checkpoint that is still there has sampled a recorded turn")
         else:
@@ -158,7 +158,7 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
     max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))
     found = audit(past, model, max_tokens if asked else AUDITED * max_tokens)
     layouts: tuple[Comparison, ...] = ()
-    exact = dtype != "float64" or exact_norms(model)
+    exact = dtype != "float64" or in_float64(model)
     try:
         taken, layouts = compared(past, step, model, max_groups, max_tokens, dtype, exact)
     except ValueError as error:
@@ -288,7 +288,7 @@ def model_beside(name: str, folder: Path, dtype: torch.dtype) -> Any:
         raise ValueError(f"the {name} of this run is not at {folder}; restore it from a copy")
     model = load_model(folder)
     if dtype == torch.float64:
-        exact_norms(model)
+        in_float64(model)
     return model.to(dtype)
 
 

@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_the_weights_they_are_added_to():
     mine, theirs = gradients(learner.policy.model), gradients(plain)
     name = "model.layers.1.mlp.down_proj"
     before = dict(moved(count=1)[1].policy.model.named_parameters())[f"{name}.lora_A.policy.weight"]
-    wanted = SETTINGS.scale * theirs[f"{name}.weight"] @ before.detach().double().numpy().T
+    wanted = SETTINGS.alpha / SETTINGS.rank * theirs[f"{name}.weight"] @ before.detach().double().numpy().T
     assert distance(mine[f"{name}.lora_B.policy.weight"], wanted) < 1e-4
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
 from turnwise.cluster.shard import reduce_sums, shard, whole
+from turnwise.learn.disturbance import Change
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
@@ -112,8 +113,8 @@ class Rank:
         weights = self.weights()
         return None if weights is None else arrays_of(self.learner.plain(weights))
 
-    def disturb(self) -> None:
-        self.learner.disturb()
+    def disturb(self, change: Change) -> int:
+        return self.learner.disturb(change)
 
     def undisturb(self) -> None:
         self.learner.undisturb()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from turnwise.cluster.deal import deal
 from turnwise.cluster.rank import NOTHING, Share, share_of
 from turnwise.learn.base import PerTurn
+from turnwise.learn.disturbance import Change
 from turnwise.learn.objective import Objective
 from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
@@ -86,8 +87,9 @@ class RankedLearner:
     def publish(self) -> Mapping[str, Any]:
         return self.ranks.publish()
 
-    def disturb(self) -> None:
-        self.ranks.call("disturb")
+    def disturb(self, change: Change) -> int:
+        found: list[int] = self.ranks.call("disturb", self.same(change))
+        return max(found)
 
     def undisturb(self) -> None:
         self.ranks.call("undisturb")

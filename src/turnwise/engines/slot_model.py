@@ -71,7 +71,7 @@ class SlotModel:
         with torch.inference_mode(), self.autocast():
             self.shapes = shapes_of(model, dtype, self.device)
             # In bfloat16 the module decides what is computed in which dtype.
-            self.stack = stack_of(model) if dtype == torch.float32 else None
+            self.stack = stack_of(model, context) if dtype == torch.float32 else None
             self.head = head_of(model, dtype)
         self.radix = Radix(self.shapes, cache_tokens(cache, context, self.shapes.token_bytes))
         self.shelves = Shelves(self.shapes, context)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from turnwise.learn.disturbance import Change
 from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 
@@ -40,8 +41,8 @@ class AnyLearner(Protocol):
 
     def publish(self) -> Mapping[str, Any]: ...
 
-    def disturb(self) -> None:
-        """Change every weight of the policy so that it shows in what is scored, until `undisturb`."""
+    def disturb(self, change: Change) -> int:
+        """Change weights of the policy, until `undisturb`; how many tensors that no spared mirror has."""
         ...
 
     def undisturb(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.learn.critic import Critic
-from turnwise.learn.disturbance import Disturbance
+from turnwise.learn.disturbance import Change, Disturbance
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy, no_progress_bars
@@ -146,9 +146,10 @@ class Learner:
         """All of the policy's weights as a model without adapters has them."""
         return weights if self.adapters is None else self.adapters.merged(weights)
 
-    def disturb(self) -> None:
+    def disturb(self, change: Change) -> int:
         assert self.disturbance is None, "a learner is disturbed once and then set right"
-        self.disturbance = Disturbance(self.policy.model)
+        self.disturbance = Disturbance(self.policy.model, change)
+        return self.disturbance.num_new
 
     def undisturb(self) -> None:
         assert self.disturbance is not None

@@ -7,6 +7,7 @@ model that training started from is the same one with its adapters off.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.learn.merged import Adapted, Merged, check_merged
+
 NAME = "policy"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before every name in a file that peft reads."""
-WRAPPED, FIRST, SECOND = ".base_layer.weight", f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"
+ADAPTER = f".{NAME}."
+"""In the name of every weight of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,6 @@ class LoraSettings:
     targets: tuple[str, ...] = ()
     """Names of linear layers; none for all but the output layer."""
 
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
 
 class Adapters:
     """The adapters of a model, put into it here; all its other weights are frozen. They begin as nothing."""
@@ -49,7 +49,6 @@ class Adapters:
         from peft import LoraConfig
         from peft.tuners.lora import LoraLayer, LoraModel
 
-        self.settings = settings
         self.config = LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
@@ -57,16 +56,23 @@ class Adapters:
             task_type="CAUSAL_LM",
             base_model_name_or_path=base,
         )
-        with torch.random.fork_rng(devices=[]):
+        self.plain = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        """The shapes of all weights of the model without adapters."""
+        with torch.random.fork_rng(devices=[]), no_hints():
             torch.manual_seed(seed)
             try:
                 LoraModel(model, self.config, NAME)
             except ValueError as error:
-                linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-                names = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+                names = ", ".join(sorted({name.rpartition(".")[2] for name in linear_layers(model)}))
                 raise ValueError(f"lora.targets: {error}; this model's linear layers are {names}") from None
         self.layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        self.adapted = {own.name: own for own in adapted_weights(model)}
+        """By the name that the weight has beside its adapter."""
         self.model = model
+
+    def check(self) -> None:
+        """Refuse adapters that would not train, or that engines could not have; the model computes a few tokens."""
+        check_merged(self.model, self.adapted, self.plain)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -86,44 +92,48 @@ class Adapters:
 
     def merged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights of the plain model that computes the same, given all of the model's own."""
-        return Merged(weights, self.settings.scale)
+        return Merged(weights, self.adapted)
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write what peft reads: the adapters among these weights, and what they are."""
         from safetensors.torch import save_file
 
-        found = {name: tensor for name, tensor in weights.items() if name.endswith((FIRST, SECOND))}
-        named = {PREFIX + name.replace(f".{NAME}.", "."): tensor.contiguous() for name, tensor in found.items()}
+        found = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
+        named = {PREFIX + name.replace(ADAPTER, "."): tensor.contiguous() for name, tensor in found.items()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
         self.config.save_pretrained(folder)
 
 
-class Merged(Mapping[str, Tensor]):
-    """The weights of a plain model, each added up when it is asked for."""
+def adapted_weights(model: Any) -> Iterator[Adapted]:
+    """The weights that have adapters; a layer of a kind whose adapter is not a sum with a weight is refused."""
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import Linear, ParamWrapper
 
-    def __init__(self, weights: Mapping[str, Tensor], scale: float) -> None:
-        self.weights = weights
-        self.scale = scale
-        self.own = {plain_name(name): name for name in weights if ".lora_" not in name}
-
-    def __getitem__(self, name: str) -> Tensor:
-        own = self.own[name]
-        weight = self.weights[own]
-        if not own.endswith(WRAPPED):
-            return weight
-        first, second = (self.weights[own.removesuffix(WRAPPED) + end] for end in (FIRST, SECOND))
-        return weight + self.scale * (second @ first)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
-
-    def __len__(self) -> int:
-        return len(self.own)
+    paths = {id(module): path for path, module in model.named_modules()}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        base = layer.get_base_layer()
+        if not isinstance(layer, Linear | ParamWrapper):
+            name = f"{path.rpartition('.')[2]} ({type(base).__name__})"
+            raise ValueError(f"lora.targets: an adapter of {name} cannot be added to its weights; leave it out")
+        parameter = layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
+        yield Adapted(path, layer, paths[id(base)], parameter)
 
 
-def plain_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+@contextmanager
+def no_hints() -> Iterator[None]:
+    """Keep peft from saying that it has found out by itself how a layer holds its weight."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to|.*_pattern keys did not match any targeted module")
+        yield
+
+
+def linear_layers(model: Any) -> Iterator[str]:
+    from transformers.pytorch_utils import Conv1D
+
+    return (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D))
 
 
 class WithoutAdapters:
@@ -151,16 +161,8 @@ def base_of(folder: Path) -> Path | None:
 
 def add_adapters(model: Any, folder: Path) -> Any:
     """The model with the adapters of a folder added to its weights."""
-    from safetensors.torch import load_file
+    from peft import PeftModel
 
-    settings = json.loads((folder / CONFIG).read_text())
-    # Copies: where a tensor lies in a file decides how its products are rounded, see `align`.
-    found = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
-    own = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, second in found.items():
-            if name.endswith(".lora_B.weight"):
-                layer = name.removesuffix(".lora_B.weight")
-                first = found[f"{layer}.lora_A.weight"]
-                own[f"{layer}.weight"] += settings["lora_alpha"] / settings["r"] * (second @ first)
-    return model
+    with no_hints():
+        merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    return merged.requires_grad_(True)  # peft freezes what it is given

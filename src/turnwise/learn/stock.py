@@ -52,6 +52,14 @@ def stock_passes(
         yield rows, logprobs, -(chosen.exp() * chosen).sum(-1), chosen
 
 
+def in_float64(model: Any) -> bool:
+    """Make a model ready to compute in float64; whether all of it will, or norms or routers go through float32."""
+    experts = model._can_set_experts_implementation()
+    if experts:
+        model.set_experts_implementation("eager")  # the others have no kernels for it
+    return exact_norms(model) and not experts
+
+
 def exact_norms(model: Any) -> bool:
     """Let a model's RMS norms compute in the dtype they are given, where transformers goes through float32.
 
