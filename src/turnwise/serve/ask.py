@@ -15,11 +15,16 @@ Messages = tuple[Message, ...]
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
+LONGEST_MESSAGE = 500
+"""Characters: some of them are the client's own."""
+
+
 class Refusal(Exception):
     """A request that is not served: the status of the response, a line that says why, and a code for programs."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
-        super().__init__(message)
+        one_line = " ".join(message.split())
+        super().__init__(one_line if len(one_line) <= LONGEST_MESSAGE else f"{one_line[:LONGEST_MESSAGE]}...")
         self.status = status
         self.code = code
 
