@@ -262,7 +262,7 @@ class CheckTexts:
                 self.notes.differences.append(f"step {step}, {place}: its tokens do not say what is recorded as said")
 
     def end(self) -> None:
-        self.notes.checked.append(f"tokens of {self.count} turns against their text")
+        self.notes.checked.append(f"tokens of {self.count:,} turns against their text")
         if self.driven:
             names = ", ".join(sorted(self.driven))
             self.notes.unchecked.append(f"tokens against text of {names}, where an agent puts them together")
