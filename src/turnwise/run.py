@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.build import Parts, build, check, model_and_tokenizer, set_threads
+from turnwise.cluster.ranked import LearnerLost
 from turnwise.config import Recipe
 from turnwise.engines.router import Router
 from turnwise.engines.slots import SlotEngine
@@ -266,6 +267,8 @@ class Run:
                 stop,
                 self.waiting,
             )
+        except LearnerLost:
+            raise
         except RunStopped:
             self.checkpoint()
             raise

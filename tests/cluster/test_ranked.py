@@ -10,10 +10,12 @@ from acting import byte_tokenizer
 from cluster.pool import Made, learner
 from making import distance, gradients, make_model, parameters
 from properties.test_tree_layout import HANDED_OVER, OBJECTIVE, PARTS, WHOLE, WORKLOADS
+from turnwise.cluster.ranked import LearnerLost
 from turnwise.learn.lora import LoraSettings
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
+from turnwise.schedule.hopeless import RunStopped
 
 TIED = {"qwen3": True, "llama": False}
 
@@ -175,3 +177,11 @@ def test_adapters_over_two_ranks_are_those_of_one_process(pool, tmp_path):
     again.restore(tmp_path)
     assert_same(dict(again.publish()), two.publish())
     two.close()
+
+
+def test_a_lost_learner_is_one_line_and_its_traceback_is_in_the_log(caplog):
+    lost = LearnerLost.by(1, "Traceback (most recent call last):\n  File ...\nValueError: no room\n")
+    assert isinstance(lost, RunStopped)
+    assert str(lost) == "rank 1 of the learner failed: ValueError: no room"
+    assert "most recent call last" in caplog.text
+    assert str(LearnerLost.by(0, "its process has ended")) == "rank 0 of the learner failed: its process has ended"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.cluster.parcel import Parcel
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join
+from turnwise.cluster.ranked import LearnerLost
 from turnwise.cluster.site import Site
 
 
@@ -69,7 +70,7 @@ class ActorRanks:
         from ray.exceptions import RayError
 
         if not asked:
-            raise RuntimeError("the ranks have ended; resume from the last checkpoint")
+            raise LearnerLost("the ranks of the learner have ended")
         found: dict[int, Any] = {}
         waiting = {reference: rank for rank, reference in enumerate(asked)}
         while waiting:
@@ -79,7 +80,7 @@ class ActorRanks:
                 found[rank] = ray.get(done)
             except RayError as error:
                 self.close()
-                raise RuntimeError(f"rank {rank} of the learner failed: {error}") from None
+                raise LearnerLost.by(rank, str(error)) from None
         return [found[rank] for rank in range(len(asked))]
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Never
 
 from turnwise.cluster.parcel import opened
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
+from turnwise.cluster.ranked import LearnerLost
 from turnwise.engines.child import Child
 
 GRACE = 10.0
@@ -51,7 +52,7 @@ class ProcessRanks:
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         if not self.lines:
-            raise RuntimeError("the ranks have ended; resume from the last checkpoint")
+            raise LearnerLost("the ranks of the learner have ended")
         for rank, line in enumerate(self.lines):
             try:
                 line.send((method, [argument[rank] for argument in arguments]))
@@ -80,7 +81,7 @@ class ProcessRanks:
 
     def fail(self, rank: int, reason: str) -> Never:
         self.kill()
-        raise RuntimeError(f"rank {rank} of the learner failed: {reason}")
+        raise LearnerLost.by(rank, reason)
 
     def close(self) -> None:
         for line in self.lines:
