@@ -201,6 +201,7 @@ def test_commands_that_need_no_environment_run_none(tmp_path, capsys, ran):
     config = json.loads(folder.config.read_text())
     config["env"] = [{"name": "evil_module:Hops", "dataset": "hops", "agent": "evil_module:rows"}]
     folder.config.write_text(json.dumps(config))
+    (folder.path / "SHA256SUMS").unlink()
     for command in ("verify", "cost", "breaks"):
         main([command, recipe.out])
         assert "--trust" not in capsys.readouterr().err
