@@ -28,7 +28,7 @@ from turnwise.types import (
 )
 
 ARRAYS = ("prompt", "action", "logprobs", "versions")
-COUNT = [Status.finished, Status.too_many_turns, Status.too_long, Status.penalised]
+COUNT = [Status.finished, Status.too_many_turns, Status.too_long, Status.observation_too_large, Status.penalised]
 DO_NOT_COUNT = [Status.prompt_too_long, Status.timed_out, Status.failed]
 HEARD = Message("user", "heard")
 

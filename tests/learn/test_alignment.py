@@ -71,6 +71,9 @@ def test_engine_processes_and_ranks_have_aligned_weights_too() -> None:
     assert misaligned(pickle.loads(pickle.dumps(model))) == []
 
 
+ADAPTER = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["up_proj"], "lora_alpha": 1.7, "r": 3}
+
+
 def test_adapters_are_added_as_if_they_had_been_made_here(tmp_path: Path) -> None:
     """Wherever a file has them: a header of one more byte moves all tensors by eight."""
     first, second = torch.randn(3, 32), torch.randn(32, 3)
@@ -83,6 +86,6 @@ def test_adapters_are_added_as_if_they_had_been_made_here(tmp_path: Path) -> Non
         folder = tmp_path / str(number)
         folder.mkdir()
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt" + "." * 8 * number})
-        (folder / "adapter_config.json").write_text(json.dumps({"lora_alpha": 1.7, "r": 3}))
+        (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
         found.append(add_adapters(model, folder).model.layers[0].mlp.up_proj.weight.detach())
     assert all(torch.equal(found[0], other) for other in found)
