@@ -203,3 +203,6 @@ def test_failures_that_differ_or_are_not_all_do_not():
         taken(differing, count=2, limit=100)
     some = lambda draw: Group(draw.task, (trajectory(),) if draw.number % 5 == 4 else (), (failing(),) * 4)
     assert len(taken(some, count=8).kept) == 8
+    late = lambda draw: Group(draw.task, (), (failing("TimeoutError at maze.py:9", status=Status.timed_out),) * 4)
+    with pytest.raises(RunStopped, match="100 groups in a row were dropped"):  # what hangs may be back soon
+        taken(late, count=2, limit=100)

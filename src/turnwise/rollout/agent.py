@@ -198,6 +198,12 @@ def is_from_outside(error: BaseException) -> bool:
     return False
 
 
+def is_deadline(error: BaseException) -> bool:
+    """Whether it is us who ended a call, and no error of the environment's own."""
+    late = issubclass(type(error), TimeoutError) and issubclass(type(error.__cause__), asyncio.CancelledError)
+    return late or issubclass(type(error), Blocked)
+
+
 def described(error: BaseException) -> str:
     """An error in one line that can be printed, whatever its own text is."""
     try:
@@ -294,6 +300,8 @@ class Record:
     def fail(self, status: Status, how: str, error: BaseException, advice: str = "") -> None:
         """The attempt does not count; what ended it first is why."""
         raised = Raised.of(error)
+        if is_deadline(error):  # the line it waited in says it all
+            raised = replace(raised, traceback="")
         self.failures.note(f"{self.which.session} {how}", raised, advice)
         if self.status.counts or (self.status is Status.failed and not self.failure):
             self.status, self.failure = status, raised.line

@@ -2,12 +2,13 @@
 
 A run stops where the first `ENOUGH` attempts at the tasks of a dataset (or all, where there are fewer) have failed for
 one reason: in an evaluation, in the demonstrations of a warm start and, for as many groups in a row as a step has, in
-training. First means begun first: attempts that fail are often done before those that do not.
+training, where only what raised counts: a service that hangs may be back by the next step. First means begun first:
+attempts that fail are often done before those that do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from turnwise.types import Group, Status, Task, Trajectory
 
@@ -26,11 +27,11 @@ def attempts_of(groups: Sequence[Group]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
 
 
-def one_failure(groups: Sequence[Group]) -> str:
+def one_failure(groups: Sequence[Group], among: Collection[Status] = BROKEN) -> str:
     """How all attempts failed or timed out, where they did for one reason; empty where one did not, or nobody knows
     why. A first prompt that does not fit is no failure: its task may be long, and the limit meant."""
     attempts = attempts_of(groups)
-    reasons = {trajectory.reason if trajectory.status in BROKEN else "" for trajectory in attempts}
+    reasons = {trajectory.reason if trajectory.status in among else "" for trajectory in attempts}
     return attempts[0].failure if len(reasons) == 1 and "" not in reasons else ""
 
 

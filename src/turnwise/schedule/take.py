@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.schedule.hopeless import ENOUGH, RunStopped, attempts_of, one_failure, why_hopeless
 from turnwise.schedule.stream import GroupStream
-from turnwise.types import Group
+from turnwise.types import Group, Status
 
 __all__ = ["RunStopped", "Taken", "take", "why_dropped"]
 
@@ -47,7 +47,7 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
             continue
         dropped.append(group)
         failed = [] if group.trajectories else [*failed, group]
-        if len(failed) >= count and len(attempts_of(failed)) >= ENOUGH and (failure := one_failure(failed)):
+        if len(failed) >= count and len(attempts_of(failed)) >= ENOUGH and (failure := raised_by_all(failed)):
             raise RunStopped(why_hopeless(len(attempts_of(failed)), f"of {len(failed)} groups in a row", failure))
         stream.replace_dropped()
         in_a_row += 1
@@ -56,6 +56,11 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
         if in_a_row >= limit:
             raise RunStopped(f"{in_a_row} groups in a row were dropped; last: {why_dropped(group)}")
     return Taken(tuple(kept), tuple(dropped))
+
+
+def raised_by_all(groups: Sequence[Group]) -> str:
+    """What all attempts raised; empty where some did not, or something else."""
+    return one_failure(groups, among=(Status.failed,))
 
 
 def why_dropped(group: Group) -> str:
