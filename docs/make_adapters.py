@@ -75,7 +75,13 @@ process would see each other. Each library is imported once, in a process that d
 fork of that process: it begins with the same modules and with random numbers that depend on the task alone, whatever
 other attempts do. A fork takes some milliseconds and about a megabyte. One that crashes fails its attempt and no other;
 one that hangs is killed at the attempt's deadline; all end with the run, however that ends. What passes between them is
-JSON, and never code. The environments behind an openenv server run where the server runs.
+JSON, and never code. An exception there brings its traceback along. The environments behind an openenv server run where
+the server runs.
+
+At most eight forks for each core are alive at once, over all such environments of a recipe; `env.max_open` sets another
+number for one of them. Attempts without a place wait, and their deadlines with them. Most forks wait for the model, and
+the engine decodes as many requests together as there are forks, so a machine with memory to spare may want more.
+`turnwise play` opens the one that is played.
 
 ## One that was trained
 

@@ -17,13 +17,14 @@ import pytest
 
 from running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
 from turnwise import run
+from turnwise.envs.base import Reply
 from turnwise.recipes import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
 from turnwise.schedule.take import RunStopped
-from turnwise.types import turns_of
+from turnwise.types import Message, turns_of
 
 
 def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
@@ -223,19 +224,22 @@ def test_kill_9_and_resume_gives_the_same_metrics(tmp_path: Path, kills: tuple[i
 
 
 class AlwaysRaises:
-    """An environment that never opens."""
+    """An environment that breaks once training begins."""
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 8):
         from turnwise.envs.split import draw_tasks
 
-        return draw_tasks("broken", split, count, seed, lambda random: {"n": random.getrandbits(30)})
+        return draw_tasks("broken", split, count, seed, lambda random: {"n": random.getrandbits(30), "in": split})
 
     async def open(self, task):
-        raise RuntimeError("the sandbox is down")
+        self.task = task
+        return Reply((Message("user", "go"),))
 
     async def step(self, message):
-        raise AssertionError
+        if self.task.data["in"] == "train":
+            raise RuntimeError("the sandbox is down")
+        return Reply(finished=True)
 
     async def close(self):
         return None
@@ -246,7 +250,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_p
     broken = text.read_text().replace('name = "hops"', 'name = "test_run:AlwaysRaises"')
     text.write_text(broken.replace("tasks = { count = 64, links = [1, 2] }", "").replace("updates = 4", "updates = 0"))
     recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "dropped_limit=8"])
-    with pytest.raises(RunStopped, match=r"8 groups in a row were dropped.*failed.*checkpoint"):
+    with pytest.raises(RunStopped, match=r"16 attempts of 4 groups in a row failed.*the sandbox is down.*checkpoint"):
         train(recipe)
     assert latest_checkpoint(tmp_path / "run" / "checkpoints").step == 0
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from turnwise import build, learners, mixture
 from turnwise.evaluate import Result
-from turnwise.examiner import Exam, Examiner
+from turnwise.examiner import Exam, Examiner, omen_of
+from turnwise.rollout.failures import Failures
 from turnwise.runs.tracker import JsonLines
 from turnwise.screen import Screen, table
 from turnwise.subject import Subject
@@ -76,20 +77,30 @@ async def appraise(subject: Subject, tasks: Sequence[Task], folder: Path, screen
     engine = build.slot_engine(recipe, model, renderer, subject.version)
     endpoint = build.endpoint_of(recipe)
     plays = mixture.plays_of(recipe, endpoint)
-    examiner = Examiner(recipe, engine, renderer, mixture.batches_of(recipe), folder, plays)
+    failures = Failures()
+    examiner = Examiner(recipe, engine, renderer, mixture.batches_of(recipe, failures), folder, plays)
     exams = []
     try:
         for greedy in (False, True):
             screen.begin("greedy" if greedy else "sampled", len(tasks))
-            seen = progress(screen, recipe.rollout.success_at)
+            seen = both(progress(screen, recipe.rollout.success_at), omen_of(recipe, tasks, greedy=greedy))
             exams.append(await examiner.exam(subject.version, tasks, greedy=greedy, seen=seen))
     finally:
         screen.end()
         await examiner.close()
         endpoint.close()
+        failures.sum_up("the evaluation")
     metrics = {key: value for exam in exams for key, value in exam.metrics.items()}
     JsonLines(folder / "metrics.jsonl").log(subject.version, metrics)
     return Appraisal(subject, tuple(exams), folder)
+
+
+def both(first: Callable[[Group], None], second: Callable[[Group], None]) -> Callable[[Group], None]:
+    def seen(group: Group) -> None:
+        first(group)
+        second(group)
+
+    return seen
 
 
 def progress(screen: Screen, success_at: float) -> Callable[[Group], None]:

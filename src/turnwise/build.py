@@ -6,8 +6,8 @@ import copy
 import importlib.util
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,16 @@ from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.learners import device_of, layout_of, learner_for, policy_of, portable, rl_learner, sft_learner
 from turnwise.loop import Settings, Stages
-from turnwise.mixture import batched_makers, batches_of, environment_makers, plays_of, task_order, tasks_of
+from turnwise.mixture import batched_makers, batches_of, environment_makers, plays_of, supplies_of, task_order, tasks_of
 from turnwise.rollout.agent import Play
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
+from turnwise.rollout.failures import Failures
 from turnwise.rollout.group import Practice, all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render import Renderer
 from turnwise.runs.checkpoint import check_model_folder
+from turnwise.schedule.hopeless import RunStopped, attempts_of, one_failure, why_hopeless
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.serve.endpoint import Endpoint, check_installed
@@ -77,20 +79,33 @@ def limits(recipe: Recipe) -> Limits:
 async def tiny_texts(recipe: Recipe, count: int = 256) -> list[str]:
     """Conversations of the recipe's environments, for a tokenizer to learn its words from."""
     spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
-    makers = environment_makers(recipe)
-    generous = replace(
-        limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21
-    )
     endpoint = endpoint_of(recipe)
-    expert = Demonstrator(makers, spell, generous, recipe.seed, 0.2, plays_of(recipe, endpoint))
+    failures = Failures()
+    supplies = supplies_of(recipe, failures)
+    expert = Demonstrator(supplies, spell, roomy(recipe), recipe.seed, 0.2, plays_of(recipe, endpoint))
     tasks = [task for of_dataset in tasks_of(recipe, "train", count).values() for task in of_dataset]
     try:
         groups = await all_of(expert.group(task, 0) for task in tasks)
     finally:
         endpoint.close()
+        failures.sum_up("conversations for the tiny tokenizer")
+    stop_if_none_opens(groups)
     played = [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
     texts = [spell.decode([*last.prompt, *last.action]) for made in played for last in made.turns[-1:]]
     return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
+
+
+def roomy(recipe: Recipe) -> Limits:
+    """A recipe's limits with room for a tokenizer that knows no word."""
+    return replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21)
+
+
+def stop_if_none_opens(groups: Sequence[Group]) -> None:
+    """Raise RunStopped where no environment could be opened, for one reason. What fails later may do so because nobody
+    demonstrates."""
+    attempts = attempts_of(groups)
+    if (failure := one_failure(groups)) and not any(made.turns for made in attempts):
+        raise RunStopped(why_hopeless(len(attempts), "at training tasks", failure))
 
 
 async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) -> tuple[Any, Any]:
@@ -146,6 +161,8 @@ class Parts:
     endpoint: Endpoint
     plays: Mapping[str, Play]
     """By dataset: the agents that drive attempts through the endpoint."""
+    failures: Failures = field(default_factory=Failures)
+    """How attempts fail, in training, evaluation and demonstrations."""
 
     def close(self) -> None:
         """End the processes of learner and environments and the endpoint, and give the site back."""
@@ -388,7 +405,8 @@ def build(
         engine = open_replicas(site, make_engine, context=context)
     overlap = recipe.evaluation.overlap
     exam_engine = exam_engine_of(recipe, plain, renderer, step, workers) if overlap else engine
-    batches = batches_of(recipe)
+    failures = Failures()
+    batches = batches_of(recipe, failures)
     endpoint = endpoint_of(recipe)
     plays = plays_of(recipe, endpoint)
     practice = practice_of(recipe, engine, renderer, batches, plays)
@@ -441,6 +459,7 @@ def build(
         site,
         endpoint,
         plays,
+        failures,
     )
 
 
@@ -485,19 +504,20 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     practise: Callable[[Draw], Awaitable[Group]]
     endpoint = endpoint_of(recipe)
     plays = plays_of(recipe, endpoint)
+    failures = Failures()
     if sft.data:
         recital = Recital(renderer)
         tasks = read_demonstrations(Path(sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
         practise = lambda draw: recital.group(draw.task, draw.visit)
     else:
-        makers = environment_makers(recipe)
-        for label, make in makers.items():
+        supplies = supplies_of(recipe, failures)
+        for label, make in supplies.items():
             if not can_demonstrate(make()):
                 raise ValueError(
                     f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data"
                 )
-        expert = Demonstrator(makers, renderer, limits(recipe), recipe.seed, sft.noise, plays)
+        expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, sft.noise, plays)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
         practise = lambda draw: expert.group(draw.task, draw.visit)
     lay_out = layout_of(recipe, model)
@@ -545,4 +565,5 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         site,
         endpoint,
         plays,
+        failures,
     )

@@ -109,7 +109,8 @@ def events(folder: Path) -> Iterator[None]:
 
 
 class EventHandler(logging.Handler):
-    """Writes every warning to a file, and the first ten to standard error."""
+    """Writes every warning to a file, and the first ten to standard error; and there too, with its traceback, the first
+    failure of each kind."""
 
     def __init__(self, path: Path, shown: int = 10) -> None:
         super().__init__(logging.WARNING)
@@ -118,7 +119,10 @@ class EventHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.left > 0:
+        if getattr(record, "always_shown", False):  # the first failure of a kind, of which there are not many
+            below = f"\n{record.exc_text}" if record.exc_text else ""
+            print(f"warning: {record.getMessage()}{below}", file=sys.stderr)
+        elif self.left > 0:
             self.left -= 1
             more = "" if self.left else f" (further warnings only in {self.path})"
             print(f"warning: {record.getMessage()}{more}", file=sys.stderr)
@@ -131,6 +135,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
     from turnwise import build
     from turnwise.learn.learner import save_policy
     from turnwise.runs.atomic import atomic_folder
+    from turnwise.schedule.hopeless import RunStopped
     from turnwise.warm_start import imitate
 
     recipe = recipe_of(chosen.recipe, chosen.overrides)
@@ -155,6 +160,9 @@ def sft_command(chosen: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         screen.say("stopped")
         return 130
+    except RunStopped as error:
+        screen.say(f"turnwise: the warm start stopped: {error}")
+        return 1
     screen.say(f"wrote {out}; train from it with model.path={out} sft.updates=0")
     return 0
 
@@ -171,6 +179,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
     from turnwise import build
     from turnwise.appraisal import appraise
     from turnwise.mixture import read_tasks, tasks_of
+    from turnwise.schedule.hopeless import RunStopped
     from turnwise.subject import Subject
 
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
@@ -194,6 +203,9 @@ def eval_command(chosen: argparse.Namespace) -> int:
         except asyncio.CancelledError:
             screen.say("stopped")
             return 130
+        except RunStopped as error:
+            screen.say(f"turnwise: the evaluation stopped: {error}")
+            return 1
         finally:
             remove_if_empty(folder)
     for line in appraisal.describe():

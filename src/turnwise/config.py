@@ -139,6 +139,10 @@ class Environment(Section):
     all memory then costs its attempt and nothing else."""
     memory: int = Field(4096, ge=0)
     """MiB that an isolated attempt may allocate; 0 for no limit."""
+    max_open: int = Field(0, ge=0)
+    """Environments alive at once, in training, evaluation and demonstrations alike; other attempts wait, and their
+    deadlines with them. 0 takes 8 per core where each is a process of its own and 256 where it is not, shared with the
+    other entries of the kind that say nothing; agents_at_once where agents drive."""
     agent: str = ""
     """Who drives the attempts, through the endpoint: "module:function", or a command with its arguments; empty has the
     model act in the environment directly."""

@@ -19,6 +19,7 @@ from turnwise.rollout.agent import Play
 from turnwise.rollout.batching import Batches
 from turnwise.rollout.render import Renderer
 from turnwise.runs.evaluations import write_evaluation
+from turnwise.schedule.hopeless import Omen
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,13 @@ class Exam:
         return {f"eval/{self.kind}/{key}": value for key, value in found.items()} | {
             f"seconds/exam/{self.kind}": self.seconds
         }
+
+
+def omen_of(recipe: Recipe, tasks: Sequence[Task], *, greedy: bool) -> Callable[[Group], None]:
+    """What stops an exam that only fails. Where failures are paid they are the policy's own, and say nothing."""
+    if recipe.rollout.on_failure.name != "drop":
+        return lambda group: None
+    return Omen(tasks, 1 if greedy else recipe.evaluation.attempts)
 
 
 class Examiner:
@@ -94,11 +102,17 @@ class Examiner:
         path = write_evaluation(self.folder, version, kind, result.groups, success_at, self.renderer.decode)
         return Exam(version, kind, result, time.perf_counter() - began, path)
 
-    async def begin(self, version: int, tasks: Sequence[Task], weights: Mapping[str, Any]) -> None:
+    async def begin(
+        self,
+        version: int,
+        tasks: Sequence[Task],
+        weights: Mapping[str, Any],
+        seen: Callable[[Group], None] = lambda group: None,
+    ) -> None:
         """Have a sampled exam go on by itself. When this returns, the weights have been copied and may change."""
         assert self.under_way is None, "one exam at a time: collect the one before first"
         await self.engine.load(weights, version)
-        work = self.exam(version, tasks, greedy=False)
+        work = self.exam(version, tasks, greedy=False, seen=seen)
         self.under_way = asyncio.create_task(work, name=f"exam of version {version}")
 
     async def collect(self, *, wait: bool) -> Exam | None:

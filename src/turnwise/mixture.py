@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -24,6 +25,8 @@ from turnwise.envs.own import isolated_class
 from turnwise.envs.variables import check_variables
 from turnwise.given import given_tasks
 from turnwise.rollout.batching import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.places import Places, Supply, usual_limit
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.serve.agents import Agent, calling, find_agent, is_function
 from turnwise.serve.drive import Driver
@@ -119,26 +122,49 @@ def agent_of(entry: config.Environment) -> Agent | None:
     return calling(found.agent_for(**settings), entry.name)
 
 
-def batches_of(recipe: Recipe) -> dict[str, Batches]:
+def places_of(recipe: Recipe) -> dict[str, Places]:
+    """By dataset: how many of its environments may be alive at once. Those without a bound of their own share one: what
+    they take is the machine's."""
+    shared: dict[int, Places] = {}
+    places = {}
+    for entry in recipe.env:
+        limit = entry.max_open or (entry.agents_at_once if entry.is_driven else 0)
+        usual = usual_limit(kind_of(entry), entry.actors or None)
+        is_shared = not limit and not entry.actors
+        places[entry.label] = shared.setdefault(usual, Places(usual)) if is_shared else Places(limit or usual)
+    return places
+
+
+def supplies_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Supply]:
+    """By dataset: fresh environments, each called by itself, for demonstrations."""
+    places, failures = places_of(recipe), failures or Failures()
+    return {label: Supply(make, places[label], failures) for label, make in environment_makers(recipe).items()}
+
+
+def batches_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Batches]:
     """By dataset: what puts calls of its environments together, for training and validation alike, or has them live
     elsewhere."""
-    return {entry.label: batches_for(recipe, entry) for entry in recipe.env}
+    places, failures = places_of(recipe), failures or Failures()
+    return {entry.label: batches_for(recipe, entry, places[entry.label], failures) for entry in recipe.env}
 
 
-def batches_for(recipe: Recipe, entry: config.Environment) -> Batches:
+def batches_for(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
     kind = kind_of(entry)
     if entry.actors:
-        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster)
-    rule, slots = rule_of(entry.batching), entry.batching.slots
-    return Batches(kind, rule=rule, slots=slots, call_seconds=recipe.rollout.turn_seconds)
+        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster, places=places, failures=failures)
+    rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.turn_seconds
+    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, places=places, failures=failures)
 
 
-def batched_makers(
-    recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool
-) -> dict[str, Callable[[], Environment]]:
-    """By dataset: makes a fresh environment whose calls are put together with others."""
+def batched_makers(recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool) -> dict[str, Supply]:
+    """By dataset: fresh environments whose calls are put together with others. Validation beside training takes half of
+    the places, so that its many attempts never keep training waiting."""
     lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
-    return {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
+    supplies = {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
+    if not (validation and recipe.evaluation.overlap):
+        return supplies
+    halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
+    return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
 
 
 def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:

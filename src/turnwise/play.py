@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.build import check, endpoint_of, limits, model_and_tokenizer
+from turnwise.build import check, endpoint_of, limits, roomy
 from turnwise.config import Recipe
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
+from turnwise.learn.tiny import build_tokenizer
 from turnwise.mixture import environment_makers, plays_of, tasks_of
 from turnwise.rollout.agent import Attempt, attempt
 from turnwise.rollout.render import Renderer
@@ -23,9 +24,9 @@ async def play(recipe: Recipe, number: int) -> int:
     if number >= len(tasks):
         raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
     task = tasks[number]
-    tokenizer = (
-        (await model_and_tokenizer(recipe))[1] if recipe.model.path == "tiny" else load_tokenizer(recipe.model.path)
-    )
+    # The words that a tiny tokenizer would learn are those of many conversations, and a person reads letters as well.
+    is_tiny = recipe.model.path == "tiny"
+    tokenizer = build_tokenizer([]) if is_tiny else load_tokenizer(recipe.model.path)
     renderer = Renderer(tokenizer, recipe.rollout.history, recipe.rollout.tools)
     shown: list[int] = []
 
@@ -41,8 +42,9 @@ async def play(recipe: Recipe, number: int) -> int:
             raise KeyboardInterrupt from None
 
     engine = ScriptedEngine(ask, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token)
-    patient = replace(limits(recipe), turn_seconds=86400.0, attempt_seconds=86400.0)
-    sampling = Sampling(recipe.rollout.max_action_tokens)
+    bounds = roomy(recipe) if is_tiny else limits(recipe)
+    patient = replace(bounds, turn_seconds=86400.0, attempt_seconds=86400.0)
+    sampling = Sampling(bounds.max_action_tokens)
     make = environment_makers(recipe)[task.dataset]
     endpoint = endpoint_of(recipe)
     playing = plays_of(recipe, endpoint).get(task.dataset)

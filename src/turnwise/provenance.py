@@ -47,6 +47,7 @@ CANNOT_MATTER: Mapping[str, str] = {
     "env.batching": SAMPLES,
     "env.actors": SAMPLES,
     "env.agents_at_once": PLACE,
+    "env.max_open": PLACE,
     "endpoint": PLACE,
     "rollout.attempts": SAMPLES,
     "rollout.retries": SAMPLES,

@@ -17,7 +17,7 @@ from turnwise.config import Recipe
 from turnwise.engines.router import Router
 from turnwise.engines.slots import SlotEngine
 from turnwise.engines.vllm import VllmEngine
-from turnwise.examiner import Exam, Examiner
+from turnwise.examiner import Exam, Examiner, omen_of
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.loop import Progress, Waiting, train
@@ -129,14 +129,17 @@ class Run:
     async def exam(self, *, greedy: bool, count: int) -> Exam:
         """An exam of the live weights, for which training waits."""
         version = self.state.progress.step
-        return await self.examiner.exam(version, self.tasks(count), greedy=greedy, weights=self.weights(version))
+        tasks = self.tasks(count)
+        seen = omen_of(self.recipe, tasks, greedy=greedy)
+        return await self.examiner.exam(version, tasks, greedy=greedy, weights=self.weights(version), seen=seen)
 
     async def begin_exam(self, version: int) -> None:
         """Begin an exam beside training."""
         weights = self.weights(version)
         if weights is None:
             raise ValueError(f"the evaluation of step {version} has not ended; resume with evaluation.overlap = true")
-        await self.examiner.begin(version, self.tasks(self.recipe.evaluation.tasks), weights)
+        tasks = self.tasks(self.recipe.evaluation.tasks)
+        await self.examiner.begin(version, tasks, weights, omen_of(self.recipe, tasks, greedy=False))
 
     def tasks(self, count: int) -> list[Task]:
         """So many held-out tasks of each dataset."""
@@ -186,6 +189,7 @@ class Run:
         """Evaluate and checkpoint the model that training starts from."""
         with self.timed("evaluate"):
             metrics = await self.full_exam()
+        self.parts.failures.sum_up("the first evaluation")
         self.state.before = success_of(metrics)
         self.tracker.log(0, metrics | self.batch_metrics())
         self.checkpoint()
@@ -206,6 +210,7 @@ class Run:
         with self.timed("evaluate"):
             metrics |= await self.examine()
         metrics |= self.batch_metrics()
+        self.parts.failures.sum_up(f"step {step}")
         with self.timed("record"):
             self.tracker.log(step, metrics)
             archive.write_step(self.folder.archive, step, records)

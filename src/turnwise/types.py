@@ -307,6 +307,8 @@ class Trajectory:
     """Paid once, for the whole attempt."""
     marks: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the outcome, for people; nothing trains on them."""
+    failure: str = ""
+    """Why it failed: what was raised and where, then a colon and what it said. Empty where it did not."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -329,13 +331,18 @@ class Trajectory:
             return math.inf
 
     @property
+    def reason(self) -> str:
+        """Why it failed, without what was said: two attempts with the same one failed alike."""
+        return self.failure.partition(": ")[0]
+
+    @property
     def num_action_tokens(self) -> int:
         return sum(len(turn.action) for turn in self.turns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffer, spans = pack_tokens(self.turns)
         rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
-        return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks))
+        return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks), self.failure)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -442,8 +449,9 @@ def rebuild_trajectory(
     status: Status,
     outcome: float,
     marks: dict[str, float],
+    failure: str = "",
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False
     turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
-    return Trajectory(turns, status, outcome, marks)
+    return Trajectory(turns, status, outcome, marks, failure)

@@ -105,6 +105,7 @@ async def imitate(recipe: Recipe, model: Any, tokenizer: Any, screen: Screen, st
     screen.begin("warm start", parts.settings.steps)
 
     async def after(progress: Progress, metrics: dict[str, float], records: list[Record], waiting: Waiting) -> None:
+        parts.failures.sum_up(f"demonstrations of update {progress.step}")
         screen.show(progress.step, {"loss": metrics["loss"]})
 
     progress = Progress()

@@ -7,13 +7,18 @@ import os
 import numpy as np
 import pytest
 
+import acting
 from acting import until
 from making import distance, gradients
 from running import SilentScreen, micro_recipe
 from turnwise import run
 from turnwise.build import build
+from turnwise.cluster.worlds import Worlds
+from turnwise.envs.base import Reply
 from turnwise.loop import Progress, train
+from turnwise.rollout.microbatch import Lane
 from turnwise.runs.folder import RunFolder
+from turnwise.types import Message, Status
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -149,3 +154,27 @@ def test_a_whole_run_with_environments_in_actors_resumes_on_the_cluster_only(clu
     with pytest.raises(ValueError, match=r"env\.actors needs a Ray cluster"):
         asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event(), overrides=here))
     assert asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event())) is not None
+
+
+def test_an_error_in_an_actor_keeps_its_traceback(cluster, tmp_path, caplog):
+    class Breaks:
+        """An environment that raises in its actor."""
+
+        async def open(self, task):
+            return Reply((Message("user", "go"),))
+
+        def step(self, message):
+            return {}["gone"]  # here it breaks
+
+        async def close(self):
+            return None
+
+    own = Worlds(Breaks, actors=1, cluster=micro_recipe(tmp_path, *MORE).cluster)
+    try:
+        made = acting.run(acting.attempted(own.wrap(Breaks, Lane())), seconds=120)
+    finally:
+        own.close()
+    assert made.status is Status.failed
+    assert made.reason.startswith("KeyError at ")
+    assert "test_ray.py:" in made.reason
+    assert 'return {}["gone"]  # here it breaks' in caplog.text

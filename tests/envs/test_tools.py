@@ -2,6 +2,7 @@ import asyncio
 import threading
 from datetime import date
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Literal
 
 import pytest
@@ -13,7 +14,8 @@ from turnwise.envs.base import Reply
 from turnwise.envs.tools import Tool, ToolBroken, ToolEnvironment, ToolError, tool
 from turnwise.rollout.agent import Attempt
 from turnwise.rollout.render import Renderer
-from turnwise.types import Message, Status, Task, ToolCall
+from turnwise.runs.describe import describe
+from turnwise.types import Group, Message, Status, Task, ToolCall
 
 TASK = Task("t", "shop", {"basket": ["apple", "pear"], "total": "5"})
 PRICES = {"apple": 2, "pear": 3}
@@ -362,3 +364,73 @@ def test_through_the_agent_loop():
         [],
     ]
     assert "What some pieces of an item cost." in render.decode(made.turns[0].prompt)
+
+
+class Typo(Shop):
+    """Tools with a mistake in their code, one of them in a coroutine."""
+
+    functions = ()
+
+    @tool
+    def weigh(self, item: str) -> int:
+        """What an item weighs."""
+        return WEIGHTS[item]  # noqa: F821 - the mistake
+
+    @tool
+    async def ripen(self) -> str:
+        """Wait until everything is ripe."""
+        return "ripe" + 1  # the other mistake
+
+    @tool
+    def refuse(self) -> str:
+        """Nothing."""
+        raise ToolError("closed today")
+
+
+def next_of(texts, *_):
+    return next(texts)
+
+
+def calls_of(*names):
+    calls = {name: '{"item": "apple"}' if name == "weigh" else "{}" for name in names}
+    return "".join(f'<tool_call>{{"name": "{name}", "arguments": {calls[name]}}}</tool_call>' for name in names)
+
+
+def test_an_error_inside_a_tool_is_counted_by_tool_and_shown_once(caplog):
+    render = Renderer(byte_tokenizer(), tools="hermes")
+    said = [calls_of("weigh", "ripen"), calls_of("weigh", "refuse"), calls_of("nothing"), "5"]
+    attempts = []
+    for number in range(2):
+        engine = says(partial(next_of, iter(said)), render=render)
+        which = Attempt(0, "train", TASK, number=number)
+        attempts.append(run(attempted(Typo, engine, render=render, which=which)))
+        assert len(caplog.records) == 2 * (number + 1)  # each attempt has failures of its own here
+    first, second = (record.getMessage() for record in caplog.records[:2])
+    for line, place, words in ((first, "# noqa: F821 - the mistake", "WEIGHTS"), (second, "# the other", "str")):
+        with open(__file__) as file:
+            number = next(number for number, text in enumerate(file, 1) if place in text and "place" not in text)
+        assert f"test_tools.py:{number}" in line
+        assert words in line
+    assert "(in the tool weigh)" in first
+    assert "return WEIGHTS[item]" in caplog.text
+    assert dict(attempts[0].marks) == {"tools/weigh/errors": 2.0, "tools/ripen/errors": 1.0}
+    assert [made.status for made in attempts] == [Status.finished] * 2
+    metrics = describe([Group(TASK, attempts)], [], version=0, success_at=1.0)
+    assert (metrics["tools/weigh/errors"], metrics["tools/ripen/errors"]) == (4.0, 2.0)
+    assert not [name for name in metrics if "refuse" in name or name.startswith("marks/tools")]
+    assert "Traceback" not in str([turn.heard for turn in attempts[0].turns])
+
+
+def test_a_tool_that_takes_too_long_is_an_error_inside_it():
+    class Slow(Shop):
+        functions = ()
+
+        @tool(seconds=0.05)
+        async def wait(self) -> None:
+            """Waits."""
+            await asyncio.sleep(60)
+
+    reply = run(Slow().run(ToolCall("wait", {})))
+    assert reply.marks == {"tools/wait/errors": 1.0}
+    assert reply.raised[0].kind == "TimeoutError"
+    assert "test_tools.py:" in reply.raised[0].where

@@ -18,6 +18,7 @@ import numpy as np
 
 from acting import user
 from turnwise.envs.base import Reply
+from turnwise.envs.raised import Raised
 from turnwise.types import Message, ToolSpec
 
 FIELDS = tuple(field.name for field in fields(Reply))
@@ -280,6 +281,28 @@ def bad_tools(random):
     )()
 
 
+def bad_raised(random):
+    fine = Raised("KeyError", "shop.py:3", "'plum'", "Traceback ...")
+    bad = random.choice(
+        [
+            lambda: random.choice([None, 3, "KeyError", KeyError("plum"), SimpleNamespace(kind="KeyError"), [fine]]),
+            lambda: garbage(random),
+            lambda: Raised("KeyError", "shop.py:3", "", random.choice([None, 3, b"x", ["x"]])),
+            lambda: object.__new__(Raised),
+            lambda: liar(Raised, where="", text="", traceback=""),
+        ]
+    )
+    return random.choice(
+        [
+            lambda: random.choice([None, 3, "KeyError", True, fine, {"kind": "KeyError"}, object(), itertools.count()]),
+            lambda: [bad()],
+            lambda: iter([fine, bad()]),
+            lambda: half_way(fine),
+            lambda: hostile(random, list, "__iter__"),
+        ]
+    )()
+
+
 BAD = {
     "messages": lambda random: bad_messages(random) if random.random() < 0.9 else None,
     "reward": bad_number,
@@ -289,6 +312,7 @@ BAD = {
     "history": bad_messages,
     "stop": bad_stop,
     "tools": bad_tools,
+    "raised": bad_raised,
 }
 
 

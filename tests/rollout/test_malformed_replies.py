@@ -76,6 +76,7 @@ def good_step(random, finished):
         "history": user("all anew") if random.random() < 0.1 else None,
         "stop": random.choice([(), ["</a>"], iter(("!", "?"))]),
         "tools": random.choice([None, (), iter(())]),
+        "raised": random.choice([(), iter(())]),
     }
     return Step(given, heard, reward, outcome, {name: mark})
 
@@ -246,8 +247,9 @@ def test_ten_thousand_malformed_answers_are_counted_failures_and_good_ones_succe
             for one in environment.unawaited:
                 one.close()
 
+    practise = practice(environments, max_turns=3)
+
     async def scene():
-        practise = practice(environments, max_turns=3)
         for start in range(0, len(environments), ATTEMPTS):
             group = await practise.group(TASK, visit=start)
             settle(environments[start : start + ATTEMPTS], group)
@@ -262,8 +264,10 @@ def test_ten_thousand_malformed_answers_are_counted_failures_and_good_ones_succe
     assert MALFORMED == 10_000
     assert min(places[place] for place in ("open", "step", "close")) > 2_000
     assert min(fields[name] for name in FIELDS) > 400
+    failures = practise.environments[TASK.dataset].failures
+    assert failures.counted.total() > MALFORMED
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) > MALFORMED
+    assert len(said) == len(failures.kinds)  # one line for each kind, and all are counted
     assert all("\n" not in line and line.isprintable() and len(line) < 1200 for line in said)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from turnwise.cluster.site import connect
 from turnwise.config import Cluster
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.raised import Raised, carrying
 from turnwise.rollout.agent import call
 from turnwise.rollout.batching import Batches, is_batchable
+from turnwise.rollout.failures import Failures
 from turnwise.rollout.flush import Lockstep
 from turnwise.rollout.microbatch import Lane
+from turnwise.rollout.places import Places
 from turnwise.types import Message, Task
 
 
@@ -24,18 +28,31 @@ class WorldActor:
         self.open_ones: dict[int, Environment] = {}
 
     async def open(self, number: int, task: Task) -> Reply:
-        self.open_ones[number] = self.make()
-        reply: Reply = await call(self.open_ones[number].open, task)
+        with told():
+            self.open_ones[number] = self.make()
+            reply: Reply = await call(self.open_ones[number].open, task)
         return reply
 
     async def step(self, number: int, message: Message) -> Reply:
-        reply: Reply = await call(self.open_ones[number].step, message)
+        with told():
+            reply: Reply = await call(self.open_ones[number].step, message)
         return reply
 
     async def close(self, number: int) -> Reply | None:
         environment = self.open_ones.pop(number, None)
-        reply: Reply | None = None if environment is None else await call(environment.close)
+        with told():
+            reply: Reply | None = None if environment is None else await call(environment.close)
         return reply
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An error brings along where it came from: Ray does not send tracebacks with the error itself."""
+    try:
+        yield
+    except Exception as error:
+        carrying(error, Raised.of(error))
+        raise
 
 
 class Worlds(Batches):
@@ -46,18 +63,26 @@ class Worlds(Batches):
         make = worlds.wrap(partial(Browser, headless=True), lane)
     """
 
-    def __init__(self, kind: Any, *, actors: int, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        *,
+        actors: int,
+        cluster: Cluster,
+        places: Places | None = None,
+        failures: Failures | None = None,
+    ) -> None:
         if is_batchable(kind):
             raise ValueError(
                 f"env.actors would keep calls of {kind.__name__} from being put together by its step_many; remove one"
             )
-        super().__init__(kind, rule=Lockstep(), slots=1, call_seconds=None)
+        super().__init__(kind, rule=Lockstep(), slots=1, call_seconds=None, places=places, failures=failures)
         self.num_actors = actors
         self.cluster = cluster
         self.actors: list[Any] = []
         self.numbers = count()
 
-    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
+    def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
         """A maker of environments in actors, which start with the first of them."""
 
         def world() -> Environment:

@@ -41,4 +41,5 @@ def counted(trajectory: Trajectory, value: float) -> Trajectory:
         status=Status.penalised,
         outcome=value,
         marks={**trajectory.marks, str(trajectory.status): 1.0},
+        failure=trajectory.failure,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
+from turnwise.envs.raised import Raised, unpacked
 from turnwise.types import LARGEST_PAY, Message, Task, ToolSpec
 
 
@@ -36,6 +37,8 @@ class Reply:
     """Strings that end the next action."""
     tools: tuple[ToolSpec, ...] | None = None
     """What the model may call from now on; None: as before, which is nothing at first."""
+    raised: tuple[Raised, ...] = ()
+    """Errors that the environment went on after, for people: those inside a tool, of which the model hears a line."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -51,6 +54,7 @@ class Reply:
             fix(self, "stop", plain_stop(self.stop))
             if self.tools is not None:
                 fix(self, "tools", plain_tools(self.tools))
+            fix(self, "raised", plain_raised(self.raised))
         except ValueError:
             raise
         except Exception as error:  # reading a value runs its own code, and that may raise anything
@@ -124,6 +128,17 @@ def plain_tools(given: Any) -> tuple[ToolSpec, ...]:
     return tuple(tools.values())
 
 
+def plain_raised(given: Any) -> tuple[Raised, ...]:
+    if issubclass(type(given), (str, Mapping)):
+        raise ValueError("Reply.raised is a sequence of Raised values")
+    errors: list[Raised] = []
+    for error in given:
+        if not issubclass(type(error), Raised):
+            raise ValueError(f"Reply.raised holds Raised values, got {type(error).__name__}")
+        errors.append(unpacked([getattr(error, name) for name in Raised.__slots__]))
+    return tuple(errors)
+
+
 class Environment(Protocol):
     """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else. The
     constructor must be quick: what takes time belongs in `open`.
@@ -141,6 +156,9 @@ class Environment(Protocol):
     classmethods `step_many(environments, messages) -> list[Reply | Exception]` and
     `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in rollout/microbatch.py.
     With `idempotent = True` a call that raised is made again, environment by environment.
+
+    One whose every attempt is a process of its own says `costs_process = True`: how many are alive at once then goes by
+    the cores of the machine, unless a recipe says so (`env.max_open`).
     """
 
     async def open(self, task: Task) -> Reply:

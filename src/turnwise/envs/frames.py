@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.envs.base import Reply
+from turnwise.envs.raised import unpacked
 from turnwise.types import Message, Task, ToolCall, ToolSpec
 
 HEAD = 8
@@ -83,6 +84,7 @@ def packed_reply(reply: Reply | None) -> dict[str, Any] | None:
         "tools": None
         if reply.tools is None
         else [[tool.name, tool.description, dict(tool.parameters)] for tool in reply.tools],
+        "raised": [raised.packed() for raised in reply.raised],
     }
 
 
@@ -99,4 +101,5 @@ def reply_of(packed: Mapping[str, Any] | None) -> Reply | None:
         history=None if history is None else tuple(map(message_of, history)),
         stop=tuple(packed["stop"]),
         tools=None if tools is None else tuple(ToolSpec(*tool) for tool in tools),
+        raised=tuple(map(unpacked, packed["raised"])),
     )

@@ -33,6 +33,7 @@ from turnwise.envs.frames import (
     reply_of,
     send,
 )
+from turnwise.envs.raised import carrying, unpacked
 from turnwise.envs.variables import passed_on
 from turnwise.envs.zygote import FORK, KILL, order_of
 from turnwise.types import Message, Task
@@ -142,6 +143,7 @@ class Isolated:
     """`Environment` in a process of its own. One that hangs is killed when it is closed; one that dies fails its
     attempt, and the next has another process."""
 
+    costs_process: ClassVar[bool] = True
     kind: ClassVar[Any]
     """The adapter's class, for one of the library's environments."""
     target: ClassVar[str]
@@ -212,11 +214,10 @@ def asked(line: socket.socket, seconds: float, method: str, *arguments: Any) -> 
 
 
 def result_of(answer: dict[str, Any]) -> Any:
-    if "mistake" in answer:
-        raise ValueError(answer["mistake"])
-    if "failure" in answer:
-        raise ProcessFailure(answer["failure"])
-    return answer["answer"]
+    if "answer" in answer:
+        return answer["answer"]
+    error = ValueError(answer["mistake"]) if "mistake" in answer else ProcessFailure(answer["failure"])
+    raise carrying(error, unpacked(answer["raised"]))
 
 
 async def exactly(loop: asyncio.AbstractEventLoop, line: socket.socket, size: int) -> bytes:

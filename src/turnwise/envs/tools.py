@@ -10,8 +10,9 @@ import asyncio
 import inspect
 import json
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints, overload
 
@@ -20,6 +21,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from turnwise.envs.base import Reply
+from turnwise.envs.raised import Raised, home_of
 from turnwise.types import Message, Task, ToolCall, ToolSpec
 
 SECONDS = 10.0
@@ -37,6 +39,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 class ToolError(Exception):
     """What the model hears in place of a result."""
+
+
+class ToolRaised(ToolError):
+    """The same, where the tool did not mean to: an error in its code, which people shall see too."""
+
+    def __init__(self, text: str, raised: Raised) -> None:
+        super().__init__(text)
+        self.raised = raised
 
 
 class ToolBroken(RuntimeError):
@@ -113,7 +123,8 @@ class Tool:
         finally:
             waiting.cancel()
         if not waiting.done():
-            raise ToolError(f"{self.spec.name} took longer than {self.seconds:g} seconds and was given up")
+            text = f"{self.spec.name} took longer than {self.seconds:g} seconds and was given up"
+            raise ToolRaised(text, Raised("TimeoutError", home_of(self.function), text, ""))
         return waiting.result()
 
 
@@ -168,7 +179,7 @@ async def awaited(work: Callable[[], Awaitable[Any]]) -> Any:
     except (ToolError, ToolBroken, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ToolError(shown(error)) from error
+        raise ToolRaised(shown(error), Raised.of(error)) from error
 
 
 hanging: set[threading.Thread] = set()
@@ -194,7 +205,7 @@ async def in_thread(work: Callable[[], Any], name: str) -> Any:
         except (ToolError, ToolBroken) as raised:
             error = raised
         except BaseException as raised:
-            error = ToolError(shown(raised))
+            error = ToolRaised(shown(raised), Raised.of(raised))
         try:
             loop.call_soon_threadsafe(settle, value, error)
         except RuntimeError:  # the loop is gone, and with it whoever waited
@@ -259,6 +270,8 @@ class ToolEnvironment:
     """Characters of a result that the model hears."""
 
     task: Task
+    tool_errors: Counter[str] | None = None
+    """Of this attempt, by tool."""
 
     def question(self, task: Task) -> str:
         """What the model is asked."""
@@ -308,8 +321,18 @@ class ToolEnvironment:
         try:
             value = await found.call(call.arguments, *owner)
         except ToolError as error:
-            return self.observed(f"error: {one_line(str(error))[:LONGEST_ERROR]}")
+            heard = self.observed(f"error: {one_line(str(error))[:LONGEST_ERROR]}")
+            return self.counted(call.name, error, heard) if isinstance(error, ToolRaised) else heard
         return value if isinstance(value, Reply) else self.observed(text_of(value))
+
+    def counted(self, name: str, error: ToolRaised, heard: Reply) -> Reply:
+        """What the model hears of an error inside a tool, with what people shall see of it."""
+        if self.tool_errors is None:
+            self.tool_errors = Counter()
+        self.tool_errors[name] += 1
+        marks = {f"tools/{name}/errors": float(self.tool_errors[name])}
+        about = replace(error.raised, text=f"{error.raised.text} (in the tool {name})".strip())
+        return replace(heard, marks=marks, raised=(about,))
 
     def observed(self, text: str) -> Reply:
         """The result of a call, not longer than the model shall read."""
@@ -345,6 +368,7 @@ def joined(replies: list[Reply]) -> Reply:
         history=last.history,
         stop=last.stop,
         tools=next((reply.tools for reply in reversed(replies) if reply.tools is not None), None),
+        raised=tuple(raised for reply in replies for raised in reply.raised),
     )
 
 

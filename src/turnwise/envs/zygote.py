@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Never
 
 from turnwise.envs.frames import exactly, message_of, packed_message, packed_reply, receive, send, task_of
+from turnwise.envs.raised import Raised
 from turnwise.types import Message
 
 ORDER = 11
@@ -141,9 +142,9 @@ def serve(kind: Any, fault: str, line: socket.socket) -> None:
                     raise RuntimeError(fault)
                 answer = {"answer": getattr(attempt, method)(*arguments)}
             except ValueError as error:
-                answer = {"mistake": described(error, with_kind=False)}
+                answer = {"mistake": described(error, with_kind=False), "raised": Raised.of(error).packed()}
             except BaseException as error:
-                answer = {"failure": described(error)}
+                answer = {"failure": described(error), "raised": Raised.of(error).packed()}
             send(line, answer)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -15,15 +14,21 @@ from typing import Any, Protocol
 from turnwise.engines.base import Completion, Engine, Sampling
 from turnwise.engines.noise import seed_of
 from turnwise.envs.base import Environment, Reply
-from turnwise.rollout.blame import border
+from turnwise.envs.raised import Raised, carrying, home_of
+from turnwise.rollout.blame import blamed_task, border
+from turnwise.rollout.failures import Failures
 from turnwise.rollout.leaving import leave_behind
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render import Prompt, Renderer
 from turnwise.types import Message, Status, Task, Trajectory, Turn
 
-log = logging.getLogger(__name__)
 LONGEST_DESCRIPTION = 1000
 """Characters of an error's text that are logged."""
+MOST_HANGING = 256
+"""Threads that calls may leave behind; no more are begun before some of them have ended."""
+TOO_SOON = "raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon"
+NO_ROOM = "the first prompt does not fit: raise rollout.max_prompt_tokens or rollout.max_trajectory_tokens"
 NOT_MANAGED = (
     'the environment handed over no history, which rollout.history = "managed" asks of it every turn; return '
     'Reply(history=...), or set rollout.history = "extend"'
@@ -92,10 +97,26 @@ async def attempt(
     playing: Play | None = None,
 ) -> Trajectory:
     """One attempt at a task in the environment that `make` makes, whose turns are made by `play` unless another way is
-    given. Never raises for what an environment or an engine does: that is a status. One whose environment does not even
-    let itself be cancelled has timed out, and goes on by itself in a task that nobody waits for."""
-    record, clock = Record(), Clock(limits)
-    work = attempt_in_time(which, make, engine, renderer, sampling, limits, playing, clock, record)
+    given. It waits for a place first, and nothing of it has begun before it has one."""
+    supply = supplied(make)
+    async with supply.places.one():
+        return await attempt_in_place(which, supply, engine, renderer, sampling, limits, playing)
+
+
+async def attempt_in_place(
+    which: Attempt,
+    supply: Supply,
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    limits: Limits,
+    playing: Play | None,
+) -> Trajectory:
+    """The attempt once it has a place. Never raises for what an environment or an engine does: that is a status. One
+    whose environment does not even let itself be cancelled has timed out, and goes on by itself in a task that nobody
+    waits for."""
+    record, clock = Record(which, supply.failures), Clock(limits)
+    work = attempt_in_time(which, supply, engine, renderer, sampling, limits, playing, clock, record)
     task = asyncio.create_task(work, name=which.session)
     try:
         await asyncio.wait((task, clock.overdue), return_when=asyncio.FIRST_COMPLETED)
@@ -111,10 +132,10 @@ async def attempt(
         clock.forget()
     if not task.done():
         leave_behind(task)
-        record.status = Status.timed_out
+        record.status, record.failure = Status.timed_out, f"not cancelled at {blamed_task(task)}: it is left behind"
     elif not task.cancelled():
         task.result()
-    return record.trajectory(which)
+    return record.trajectory()
 
 
 async def attempt_in_time(
@@ -135,24 +156,19 @@ async def attempt_in_time(
             environment = made(make)
             turns = playing or play
             record.status = await turns(which, environment, engine, renderer, sampling, limits, clock, record)
-    except TimeoutError:
-        record.status = Status.timed_out
-        log.warning(
-            "%s timed out; raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon", which.session
-        )
+    except TimeoutError as error:
+        record.fail(Status.timed_out, "timed out", error, TOO_SOON)
     except Blocked as error:
-        record.status = Status.timed_out
-        log.warning("%s timed out: %s", which.session, error)
+        record.fail(Status.timed_out, "timed out", error)
     except BaseException as error:  # the one place where a failure becomes a failed trajectory
         if is_from_outside(error):
             raise
-        record.status = Status.failed
-        log.warning("%s failed: %s", which.session, described(error))
+        record.fail(Status.failed, "failed", error)
     finally:
         if environment is not None:
             clock.closing = True
             clock.allow(clock.now() + limits.turn_seconds)
-            await close(which, environment, limits, record)
+            await close(environment, limits, record)
 
 
 @border
@@ -173,6 +189,12 @@ def is_from_outside(error: BaseException) -> bool:
     if issubclass(kind, KeyboardInterrupt):  # which no person can raise while Ctrl-C is a question
         return not getattr(signal.getsignal(signal.SIGINT), "asks", False)
     return False
+
+
+def is_deadline(error: BaseException) -> bool:
+    """Whether it is us who ended a call, and no error of the environment's own."""
+    late = issubclass(type(error), TimeoutError) and issubclass(type(error.__cause__), asyncio.CancelledError)
+    return late or issubclass(type(error), Blocked)
 
 
 def described(error: BaseException) -> str:
@@ -253,24 +275,39 @@ class Clock:
 class Record:
     """What an attempt has come to so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, which: Attempt, failures: Failures) -> None:
+        self.which = which
+        self.failures = failures
         self.turns: list[Turn] = []
         self.status = Status.failed
+        self.failure = ""
         self.outcome = 0.0
         self.marks: dict[str, float] = {}
 
     def pay(self, reply: Reply) -> None:
         self.outcome += reply.outcome
         self.marks.update(reply.marks)
+        for raised in reply.raised:
+            self.failures.note(f"{self.which.session} went on after an error", raised)
 
-    def trajectory(self, which: Attempt) -> Trajectory:
+    def fail(self, status: Status, how: str, error: BaseException, advice: str = "") -> None:
+        """The attempt does not count; what ended it first is why."""
+        raised = Raised.of(error)
+        if is_deadline(error):  # the line it waited in says it all
+            raised = replace(raised, traceback="")
+        self.failures.note(f"{self.which.session} {how}", raised, advice)
+        if self.status.counts or (self.status is Status.failed and not self.failure):
+            self.status, self.failure = status, raised.line
+
+    def trajectory(self) -> Trajectory:
         """The attempt as it ended; one whose pay adds up to no finite number has failed."""
         turns = tuple(self.turns)
+        failure = NO_ROOM if self.status is Status.prompt_too_long else self.failure
         try:
-            return Trajectory(turns, self.status, self.outcome, self.marks)
+            return Trajectory(turns, self.status, self.outcome, self.marks, failure)
         except ValueError as error:
-            log.warning("%s failed: %s", which.session, error)
-            return Trajectory((), Status.failed)
+            self.fail(Status.failed, "failed", error)
+            return Trajectory((), Status.failed, failure=self.failure)
 
 
 async def play(
@@ -355,7 +392,8 @@ def checked(answer: Any, method: Callable[..., Any]) -> Reply:
     """The answer as a Reply of our own making: a subclass can skip the checks, or compute its fields anew whenever they
     are read."""
     if not issubclass(type(answer), Reply):
-        raise EnvironmentFailure(f"{name_of(method)} must return a Reply, got {type(answer).__name__}")
+        text = f"{name_of(method)} must return a Reply, got {type(answer).__name__}"
+        raise carrying(EnvironmentFailure(text), Raised("EnvironmentFailure", home_of(method), text, ""))
     return Reply(**{name: getattr(answer, name) for name in Reply.__slots__})
 
 
@@ -372,8 +410,16 @@ async def call(method: Callable[..., Any], *arguments: Any) -> Any:
     return await in_thread(method, *arguments)
 
 
+hanging: set[threading.Thread] = set()
+"""Threads whose callers have given up."""
+
+
 async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
     """Call in a daemon thread of its own: one that never returns delays neither its deadline nor the process's end."""
+    hanging.difference_update([thread for thread in hanging if not thread.is_alive()])
+    if len(hanging) >= MOST_HANGING:
+        text = f"{len(hanging)} calls of environments hang; give what they wait for a time-out of its own"
+        raise carrying(EnvironmentFailure(text), Raised("EnvironmentFailure", home_of(method), text, ""))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -385,15 +431,21 @@ async def in_thread(method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             set_it, value = future.set_result, method(*arguments)
         except BaseException as error:  # a future refuses StopIteration, and a thread's SystemExit goes nowhere
-            set_it, value = future.set_exception, EnvironmentFailure(described(error))
+            # What was raised goes along as text: the error itself would keep the frames of its thread alive.
+            set_it, value = future.set_exception, carrying(EnvironmentFailure(described(error)), Raised.of(error))
         with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
             loop.call_soon_threadsafe(answer, set_it, value)
 
-    threading.Thread(target=work, daemon=True, name=name_of(method)).start()
-    return await future
+    thread = threading.Thread(target=work, daemon=True, name=name_of(method))
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        hanging.add(thread)
+        raise
 
 
-async def close(which: Attempt, environment: Environment, limits: Limits, record: Record) -> None:
+async def close(environment: Environment, limits: Limits, record: Record) -> None:
     """Close the environment whatever happened; a late reply may pay."""
     try:
         async with asyncio.timeout(limits.turn_seconds):
@@ -405,6 +457,4 @@ async def close(which: Attempt, environment: Environment, limits: Limits, record
     except BaseException as error:
         if is_from_outside(error):
             raise
-        log.warning("%s: closing the environment failed: %s", which.session, described(error))
-        if record.status.counts:
-            record.status = Status.failed
+        record.fail(Status.failed, "failed to close its environment", error)

@@ -18,8 +18,10 @@ from typing import Any
 from turnwise import config
 from turnwise.envs.base import Environment, Reply
 from turnwise.rollout.agent import EnvironmentFailure, call, checked, described, is_from_outside, name_of
+from turnwise.rollout.failures import Failures
 from turnwise.rollout.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.microbatch import Lane, MicroBatcher
+from turnwise.rollout.places import Places, Supply, usual_limit
 from turnwise.types import Message, Task
 
 TOGETHER = ("step_many", "close_many")
@@ -62,9 +64,21 @@ class Batches:
         make = batches.wrap(Judged, Lane(rank=1, max_wait=2.0))
     """
 
-    def __init__(self, kind: Any, *, rule: Rule, slots: int, call_seconds: float | None) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        *,
+        rule: Rule,
+        slots: int,
+        call_seconds: float | None,
+        places: Places | None = None,
+        failures: Failures | None = None,
+    ) -> None:
         self.kind = kind
         self.call_seconds = call_seconds
+        self.places = places or Places(usual_limit(kind))
+        """For all of them together: those that wait for one take no part in the queues."""
+        self.failures = failures or Failures()
         is_batchable(kind)
         idempotent = bool(getattr(kind, "idempotent", False))
 
@@ -80,8 +94,11 @@ class Batches:
         self.closes: MicroBatcher[Batched, Any] | None = queue("close_many", self.close_many)
         self.closing: set[asyncio.Task[Reply | None]] = set()
 
-    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
-        """A maker of environments whose calls go through the queues; `make` itself where there are none."""
+    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Supply:
+        """Environments whose calls go through the queues; those of `make` itself where there are none."""
+        return Supply(self.maker(make, lane), self.places, self.failures)
+
+    def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
         if self.steps is None and self.closes is None:
             return make
         return lambda: Batched(make(), self, lane)

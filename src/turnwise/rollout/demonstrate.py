@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
 from turnwise.rollout.agent import Attempt, Play, attempt
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render import Renderer
 from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
 
@@ -32,15 +33,20 @@ class Demonstrator:
     plays: Mapping[str, Play] = field(default_factory=dict)
     """By dataset: who makes the turns, where that is not the agent loop itself."""
 
+    def __post_init__(self) -> None:
+        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", supplies)
+
     async def group(self, task: Task, visit: int) -> Group:
         """One demonstrated attempt; every visit to a task makes its mistakes elsewhere."""
         which = Attempt(self.seed, "demonstration", task, visit)
         random = Random(which.noise(0))
         environment: Any = None
+        supply = supplied(self.environments[task.dataset])
 
         def make() -> Environment:
             nonlocal environment
-            environment = self.environments[task.dataset]()
+            environment = supply()
             return environment  # type: ignore[no-any-return]
 
         engine = ScriptedEngine(
@@ -51,7 +57,8 @@ class Demonstrator:
         )
         sampling = Sampling(max_tokens=self.limits.max_action_tokens)
         playing = self.plays.get(task.dataset)
-        made = await attempt(which, make, engine, self.renderer, sampling, self.limits, playing)
+        own = replace(supply, make=make)
+        made = await attempt(which, own, engine, self.renderer, sampling, self.limits, playing)
         if not made.status.counts:
             return Group(task, (), (made,))
         return Group(task, (made,))

@@ -11,6 +11,7 @@ from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment
 from turnwise.rollout.agent import Attempt, Play, attempt
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render import Renderer
 from turnwise.types import Group, Status, Task, Trajectory
 
@@ -35,7 +36,7 @@ class Practice:
     """Everything attempts need beside the task. Training, validation and demonstrations differ by these values only."""
 
     environments: Mapping[str, Callable[[], Environment]]
-    """By dataset: makes a fresh environment."""
+    """By dataset: makes a fresh environment; one without a bound of its own gets the usual one."""
     engine: Engine
     renderer: Renderer
     sampling: Sampling
@@ -46,6 +47,10 @@ class Practice:
     retries: int = 0
     plays: Mapping[str, Play] = field(default_factory=dict)
     """By dataset: who makes the turns, where that is not the agent loop itself."""
+
+    def __post_init__(self) -> None:
+        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", supplies)
 
     async def group(self, task: Task, visit: int) -> Group:
         """All attempts at a task."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from turnwise.envs.raised import Raised, carrying
 from turnwise.rollout import agent
 from turnwise.rollout.costs import CostFit, Costs
 from turnwise.rollout.flush import REASONS, Adaptive, Rule, View
@@ -333,8 +334,9 @@ class MicroBatcher(Generic[Content, Result]):
                 item.call = None
             self.again.extend(waiting)
         else:
-            kind = TimeoutError if issubclass(type(error), TimeoutError) else BatchFailure
-            self.fail(call, lambda: kind(f"{self.name} failed for a batch of {size}: {agent.described(error)}"))
+            kind: type[Exception] = TimeoutError if issubclass(type(error), TimeoutError) else BatchFailure
+            text, raised = f"{self.name} failed for a batch of {size}: {agent.described(error)}", Raised.of(error)
+            self.fail(call, lambda: carrying(kind(text), raised))
 
     def fail(self, call: Call[Content, Result], failure: Callable[[], Exception]) -> None:
         """Fail all items of a call, each with an error of its own."""
@@ -386,4 +388,4 @@ def ratio(part: float, whole: float) -> float:
 def raisable(error: BaseException) -> Exception:
     """An error that a future takes, and that ends nothing but what it is raised in."""
     plain = issubclass(type(error), Exception) and not issubclass(type(error), StopIteration)
-    return error if plain else BatchFailure(agent.described(error))  # type: ignore[return-value]
+    return error if plain else carrying(BatchFailure(agent.described(error)), Raised.of(error))  # type: ignore[return-value]

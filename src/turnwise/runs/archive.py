@@ -192,6 +192,7 @@ def to_table(step: int, records: Sequence[Record]) -> Any:
         "status": pa.array([None if t is NO_ATTEMPT else str(t.status) for t in attempts], pa.string()),
         "outcome": pa.array(np.array([trajectory.outcome for trajectory in attempts], np.float64), mask=absent),
         "marks": map_column([trajectory.marks for trajectory in attempts]),
+        "failure": text_column([trajectory.failure for trajectory in attempts]),
         **_turn_columns(attempts),
     }
     trained = [t.num_action_tokens if records[n].kept and t.status.counts else 0 for n, _, t in rows]
@@ -277,16 +278,17 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
         )
     )
     attempts: list[Trajectory | None] = []
-    for tokens, (start, end), status, outcome, marks in zip(
+    for tokens, (start, end), status, outcome, marks, failure in zip(
         pieces_of(column["tokens"], column["tokens"].value_lengths().to_pylist()),
         bounds_of(column["turns"]),
         column["status"].to_pylist(),
         column["outcome"].to_pylist(),
         maps_of(column["marks"]),
+        _texts_if_any(column, "failure", len(column["status"])),
         strict=True,
     ):
-        made = status and rebuild_trajectory(tokens, spans[start:end], rest[start:end], Status(status), outcome, marks)
-        attempts.append(made)
+        parts = tokens, spans[start:end], rest[start:end]
+        attempts.append(rebuild_trajectory(*parts, Status(status), outcome, marks, failure) if status else None)
     return attempts
 
 

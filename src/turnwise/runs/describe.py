@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from turnwise.types import Break, Group, Status, StopReason, Trajectory, extends, lost_tokens, turns_of
 
+TOOL_ERRORS = re.compile(r"tools/[^/]+/errors")
+"""Marks that environments made of tools leave behind an error inside one."""
 STATISTICS = ("mean", "std", "min", "max")
 
 
@@ -35,6 +38,7 @@ def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, s
     metrics["groups/dropped"] = float(len(dropped))
     metrics["groups/zero_variance"] = float(sum(len({t.total for t in group.trajectories}) <= 1 for group in kept))
     metrics |= _lag(kept, version)
+    metrics |= _tools(groups)
     return metrics | _marks(attempts)
 
 
@@ -125,12 +129,24 @@ def _lag(kept: Sequence[Group], version: int) -> dict[str, float]:
     return {"lag/mean": float(lag.mean()), "lag/max": float(lag.max())}
 
 
+def _tools(groups: Sequence[Group]) -> dict[str, float]:
+    """Errors inside each tool that had some: a sum over all attempts, those that do not count included."""
+    sums: dict[str, float] = {}
+    for group in groups:
+        for trajectory in (*group.trajectories, *group.failed):
+            for name, value in trajectory.marks.items():
+                if TOOL_ERRORS.fullmatch(name):
+                    sums[name] = sums.get(name, 0.0) + value
+    return dict(sorted(sums.items()))
+
+
 def _marks(attempts: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each mark over the attempts that have it."""
+    """The mean of each mark over the attempts that have it; errors inside tools are counted by themselves."""
     values: dict[str, list[float]] = {}
     for trajectory in attempts:
         for name, value in trajectory.marks.items():
-            values.setdefault(name, []).append(value)
+            if not TOOL_ERRORS.fullmatch(name):
+                values.setdefault(name, []).append(value)
     return {f"marks/{name}": _mean(values[name]) for name in sorted(values)}
 
 

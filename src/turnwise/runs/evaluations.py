@@ -53,6 +53,7 @@ def lines_of(group: Group, success_at: float, decode: Decode) -> Iterator[dict[s
             "total": trajectory.total,
             "success": trajectory.status.counts and trajectory.total >= success_at,
             "marks": dict(trajectory.marks),
+            "failure": trajectory.failure,
         }
         if not trajectory.turns:
             yield attempt

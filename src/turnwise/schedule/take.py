@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from turnwise.schedule.hopeless import ENOUGH, RunStopped, attempts_of, one_failure, why_hopeless
 from turnwise.schedule.stream import GroupStream
-from turnwise.types import Group
+from turnwise.types import Group, Status
+
+__all__ = ["RunStopped", "Taken", "take", "why_dropped"]
 
 log = logging.getLogger(__name__)
-
-
-class RunStopped(RuntimeError):
-    """The run cannot go on; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,25 @@ class Taken:
 async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], limit: int) -> Taken:
     """The next `count` groups worth keeping; a dropped one frees its slot at once and is replaced.
 
-    Raises RunStopped when `limit` groups in a row are dropped.
+    Raises RunStopped when `limit` groups in a row are dropped, and earlier where `count` in a row have failed for one
+    reason.
     """
     kept: list[Group] = []
     dropped: list[Group] = []
+    failed: list[Group] = []
+    """Those of them that came last, without an attempt that counts."""
     in_a_row = 0
     while len(kept) < count:
         group = await stream.next()
         if keep(group):
             kept.append(group)
             in_a_row = 0
+            failed.clear()
             continue
         dropped.append(group)
+        failed = [] if group.trajectories else [*failed, group]
+        if len(failed) >= count and len(attempts_of(failed)) >= ENOUGH and (failure := raised_by_all(failed)):
+            raise RunStopped(why_hopeless(len(attempts_of(failed)), f"of {len(failed)} groups in a row", failure))
         stream.replace_dropped()
         in_a_row += 1
         if in_a_row == limit // 4:
@@ -52,13 +58,19 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
     return Taken(tuple(kept), tuple(dropped))
 
 
+def raised_by_all(groups: Sequence[Group]) -> str:
+    """What all attempts raised; empty where some did not, or something else."""
+    return one_failure(groups, among=(Status.failed,))
+
+
 def why_dropped(group: Group) -> str:
     """A phrase for people: the statuses of attempts that do not count, or the totals that are all the same."""
     if group.failed:
         statuses = sorted({str(trajectory.status) for trajectory in group.failed})
+        why = next((f" ({trajectory.failure})" for trajectory in group.failed if trajectory.failure), "")
         return (
             f"task {group.task.id} had {len(group.trajectories)} attempts that count and {len(group.failed)} that "
-            f"ended as {', '.join(statuses)}; see events.log in the run folder"
+            f"ended as {', '.join(statuses)}{why}; see events.log in the run folder"
         )
     totals = sorted({trajectory.total for trajectory in group.trajectories})
     return f"the attempts at task {group.task.id} were paid {', '.join(f'{total:g}' for total in totals) or 'nothing'}"

@@ -1,0 +1,327 @@
+"""Nothing opens without a bound: in training, evaluation, demonstrations, tiny-model building and play."""
+
+import asyncio
+import os
+
+import pytest
+
+from acting import Puppet, attempted, limits, renderer, run, says, until, user
+from running import micro_recipe, train, untimed
+from turnwise import build
+from turnwise.cli import main
+from turnwise.config import Batching
+from turnwise.engines.base import Sampling
+from turnwise.envs.base import Reply
+from turnwise.envs.split import draw_tasks
+from turnwise.examiner import Examiner
+from turnwise.mixture import batches_of, tasks_of
+from turnwise.recipes import parse_recipe
+from turnwise.rollout.batching import Batches, lane_of, rule_of
+from turnwise.rollout.group import Practice, all_of
+from turnwise.schedule import clock
+from turnwise.schedule.tasks import Draw
+from turnwise.types import Status, Task
+
+
+class Crowd:
+    """Counts how many of its kind are alive."""
+
+    costs_process = True
+    alive = most = opened = 0
+
+    @staticmethod
+    def tasks(split, seed, count=40):
+        return draw_tasks("crowd", split, count, seed, lambda random: {"n": random.getrandbits(30)})
+
+    async def open(self, task):
+        Crowd.alive += 1
+        Crowd.most = max(Crowd.most, Crowd.alive)
+        Crowd.opened += 1
+        await asyncio.sleep(0)
+        return Reply(user("say it"))
+
+    async def step(self, message):
+        await asyncio.sleep(0)
+        return Reply(finished=True, outcome=float(message.content == "it"))
+
+    async def close(self):
+        Crowd.alive -= 1
+
+    def demonstrate(self, noise, random):
+        return "it"
+
+
+class Object(Crowd):
+    """The same, which costs no process."""
+
+    costs_process = False
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    Crowd.alive = Crowd.most = Crowd.opened = 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+USUAL = 8
+"""Processes for one core."""
+
+
+def recipe_of(kind="Crowd", **entry):
+    env = {"name": f"{__name__}:{kind}", "dataset": "crowd", **entry}
+    small = {"hidden": 32, "layers": 1, "threads": 1}
+    return parse_recipe({"env": [env], "model": small, "evaluation": {"attempts": 2}}, "here")
+
+
+def made_in(recipe, where, folder):
+    """Attempts of a recipe, at some of its tasks, as this part of a run makes them; how many were opened."""
+    train_tasks, heldout = (tasks_of(recipe, split)["crowd"] for split in ("train", "heldout"))
+
+    async def tiny():
+        await build.tiny_texts(recipe)
+
+    async def training():
+        practice = build.practice_of(recipe, says("it"), renderer(), batches_of(recipe), {})
+        await all_of(practice.group(task, 0) for task in train_tasks[:8])
+
+    async def evaluation():
+        await Examiner(recipe, says("it"), renderer(), batches_of(recipe), folder).exam(0, heldout, greedy=False)
+
+    async def demonstrations():
+        model, tokenizer = await build.model_and_tokenizer(recipe)
+        Crowd.opened = Crowd.most = 0
+        parts = build.build_sft(recipe, model, tokenizer)
+        await asyncio.gather(*(parts.stages.practise(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
+
+    run(locals()[where](), seconds=120)
+    return Crowd.opened
+
+
+OPENED = {"tiny": 40, "training": 64, "evaluation": 80, "demonstrations": 40}
+
+
+@pytest.mark.parametrize("where", OPENED)
+def test_processes_alive_at_once_are_bounded_by_cores(where, tmp_path):
+    assert made_in(recipe_of(), where, tmp_path) == OPENED[where]
+    assert Crowd.most == USUAL
+    assert Crowd.alive == 0
+
+
+@pytest.mark.parametrize("where", OPENED)
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_recipe_may_set_the_bound(where, limit, tmp_path):
+    assert made_in(recipe_of(max_open=limit), where, tmp_path) == OPENED[where]
+    assert Crowd.most == limit
+
+
+def test_objects_have_a_larger_bound(tmp_path):
+    assert made_in(recipe_of("Object"), "training", tmp_path) == 64
+    assert Crowd.most == 64
+    assert made_in(recipe_of("Object", tasks={"count": 400}), "evaluation", tmp_path) == 64 + 800
+    assert Crowd.most == 256
+
+
+def test_entries_that_say_nothing_share_what_the_machine_has():
+    entries = [{"name": f"{__name__}:Crowd", "dataset": name} for name in ("a", "b")]
+    own = {"name": f"{__name__}:Crowd", "dataset": "c", "max_open": 3}
+    objects = {"name": f"{__name__}:Object", "dataset": "d"}
+    batches = batches_of(parse_recipe({"env": [*entries, own, objects]}, "here"))
+    assert batches["a"].places is batches["b"].places
+    assert {name: own.places.limit for name, own in batches.items()} == {"a": USUAL, "b": USUAL, "c": 3, "d": 256}
+
+
+def test_play_opens_what_is_played_and_nothing_else(monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda: "it")
+    assert main(["play", f"{__name__}:Crowd"]) == 0
+    assert "finished: total reward 1 in 1 turns" in capsys.readouterr().out
+    assert Crowd.opened == 1
+
+
+# ---------------------------------------------------------------- a place
+
+
+def practice_of(make, places, attempts=1, **bounds):
+    from turnwise.rollout.places import Supply
+
+    environments = {"hops": Supply(make, places)}
+    return Practice(environments, says(), renderer(), Sampling(99), limits(**bounds), 0, "train", attempts)
+
+
+def test_attempts_get_their_places_in_the_order_they_came():
+    from turnwise.rollout.places import Places
+
+    order = []
+
+    class Named(Puppet):
+        async def open(self, task):
+            order.append(task.id)
+            await asyncio.sleep(0)
+            return Reply(user("go"))
+
+    practice = practice_of(lambda: Named(Reply(finished=True)), Places(3))
+    tasks = [Task(f"{number:02d}", "hops") for number in range(20)]
+    run(all_of(practice.group(task, 0) for task in tasks))
+    assert order == [task.id for task in tasks]
+
+
+def test_deadlines_begin_with_the_place():
+    """Ten attempts of one second each, one after the other, each with a deadline of three."""
+    from turnwise.rollout.places import Places
+
+    async def second():
+        await asyncio.sleep(1.0)
+        return Reply(finished=True, outcome=1.0)
+
+    practice = practice_of(lambda: Puppet(second), Places(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
+    group = clock.run(practice.group(Task("t", "hops"), 0))
+    assert [made.status for made in group.trajectories] == [Status.finished] * 10
+
+
+def test_whoever_gives_up_waiting_takes_no_place_along():
+    from turnwise.rollout.places import Places
+
+    async def scene(places, through):
+        door = asyncio.Event()
+
+        async def enter():
+            async with through.one():
+                await door.wait()
+
+        inside = asyncio.create_task(enter())
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(enter()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        inside.cancel()  # which wakes the one behind, while that is given up too
+        waiting[1].cancel()
+        door.set()
+        await asyncio.wait_for(waiting[2], 5)
+        await asyncio.gather(inside, *waiting, return_exceptions=True)
+        assert not places.free.locked()
+
+    for limit in (1, 2):
+        places = Places(limit)
+        run(scene(places, places))
+        run(scene(places, places.half()))
+
+
+def test_validation_beside_training_leaves_half_of_the_places(tmp_path):
+    from turnwise.mixture import batched_makers
+
+    recipe = recipe_of(max_open=4)
+    beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
+    batches = batches_of(beside)
+    training, validation = (batched_makers(beside, batches, validation=v)["crowd"] for v in (False, True))
+    assert batched_makers(recipe, batches, validation=True)["crowd"].places is batches["crowd"].places
+    assert training.places is batches["crowd"].places
+
+    async def scene():
+        door = asyncio.Event()
+        inside = []
+
+        async def enter(supply, name):
+            async with supply.places.one():
+                inside.append(name)
+                await door.wait()
+
+        first = [asyncio.create_task(enter(validation, "validation")) for _ in range(9)]
+        await asyncio.sleep(0)
+        later = [asyncio.create_task(enter(training, "training")) for _ in range(9)]
+        await until(lambda: len(inside) == 4)
+        assert sorted(inside) == ["training"] * 2 + ["validation"] * 2
+        door.set()
+        await asyncio.gather(*first, *later)
+        assert len(inside) == 18
+
+    run(scene())
+
+
+def test_a_place_is_free_again_whatever_becomes_of_the_attempt():
+    from turnwise.rollout.places import Places, Supply
+
+    def broken():
+        raise RuntimeError("no such game")
+
+    async def never():
+        await asyncio.sleep(3600)
+
+    supply = Supply(broken, Places(1))
+    failing = [supply, lambda: Puppet(never), lambda: Puppet(opening=ValueError("x")), lambda: Puppet(closing=never)]
+
+    async def scene():
+        for make in failing * 2:
+            own = make if make is supply else Supply(make, supply.places)
+            await attempted(own, turn_seconds=0.5, attempt_seconds=1.0)
+            assert not supply.places.free.locked()
+
+    clock.run(scene())
+
+
+# ---------------------------------------------------------------- beside micro-batches, lag and each other
+
+
+class Together(Crowd):
+    """Steps and closes together with others, for as many turns as its task says."""
+
+    async def open(self, task):
+        self.left = task.data["turns"]
+        return await super().open(task)
+
+    @classmethod
+    async def step_many(cls, environments, messages):
+        await asyncio.sleep(1.0)
+        for environment in environments:
+            environment.left -= 1
+        return [Reply(user("on"), finished=environment.left == 0) for environment in environments]
+
+    @classmethod
+    async def close_many(cls, environments):
+        await asyncio.sleep(1.0)
+        Crowd.alive -= len(environments)
+        return [None] * len(environments)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+@pytest.mark.parametrize("settings", [Batching(policy="lockstep"), Batching(max_wait=30.0), Batching()])
+def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit):
+    """In virtual time, in which a deadlock is an error."""
+    from turnwise.rollout.places import Places
+
+    batches = Batches(Together, rule=rule_of(settings), slots=2, call_seconds=60.0, places=Places(limit))
+    make = batches.wrap(Together, lane_of(settings, validation=False))
+    bounds = limits(turn_seconds=100.0, attempt_seconds=1000.0)
+    practice = Practice({"hops": make}, says(), renderer(), Sampling(99), bounds, 0, "train", attempts=3)
+    tasks = [Task(f"t-{turns}", "hops", {"turns": turns}) for turns in (1, 3, 2, 5)]
+
+    async def scene():
+        return await all_of(practice.group(task, 0) for task in tasks)
+
+    groups = clock.run(scene())
+    assert [len(made.turns) for group in groups for made in group.trajectories] == [1] * 3 + [3] * 3 + [2] * 3 + [5] * 3
+    assert Crowd.most == limit
+
+
+FEW = ["evaluation.final_tasks=3", "evaluation.tasks=3"]
+
+
+def test_the_order_of_opening_changes_no_token_and_no_weight(tmp_path):
+    """At lag 0, with one place, four, and more than there are attempts. The engine rounds by how many rows it has, so
+    that the gap between its logprobs and the learner's is all that differs."""
+    metrics, weights = [], []
+    game = ["env.0.name=guess", "env.0.tasks={}", "sft.updates=20", "loss.anchor=learner", "steps=1"]
+    for limit in (1, 4, 1000):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        train(micro_recipe(folder, f"env.0.max_open={limit}", *game, *FEW))
+        lines = untimed(folder / "run" / "metrics.jsonl")
+        metrics.append([{k: str(v) for k, v in line.items() if not k.startswith("gap/")} for line in lines])
+        weights.append((folder / "run" / "checkpoints" / "step-000001" / "model.safetensors").read_bytes())
+    assert float(metrics[0][1]["gradient_norm"]) > 0
+    assert metrics[0] == metrics[1] == metrics[2]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_one_place_is_enough_at_any_lag(tmp_path):
+    beside = ["max_lag=2", "evaluation.overlap=true", "evaluation.every=1", "sft={}", "steps=2"]
+    assert train(micro_recipe(tmp_path, "env.0.max_open=1", *beside, *FEW))["updates"] == 2
