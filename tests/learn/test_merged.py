@@ -176,3 +176,13 @@ def test_an_output_layer_that_would_never_train_is_refused(tied):
 def test_a_layer_that_is_not_a_product_is_refused():
     with pytest.raises(ValueError, match=r"^lora.targets: an adapter of embed_tokens \(Embedding\) cannot be added"):
         Adapters(make_model(), LoraSettings(4, 8.0, ("embed_tokens",)), base="", seed=0)
+
+
+def test_adapters_are_read_of_the_one_file_that_holds_no_code(tmp_path):
+    start, learner = moved("gpt2", count=0)
+    save_policy(start, byte_tokenizer(), tmp_path / "base")
+    learner.save(tmp_path / "step", byte_tokenizer())
+    kept = tmp_path / "step" / "adapter_model.safetensors"
+    kept.rename(kept.with_suffix(".bin"))
+    with pytest.raises(ValueError, match=r"has no adapter_model.safetensors; restore it from a copy$"):
+        load_model(tmp_path / "step")

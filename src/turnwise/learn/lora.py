@@ -163,6 +163,8 @@ def add_adapters(model: Any, folder: Path) -> Any:
     """The model with the adapters of a folder added to its weights."""
     from peft import PeftModel
 
+    if not (folder / WEIGHTS).is_file():  # or peft would look for a pickle, and elsewhere
+        raise ValueError(f"{folder} has no {WEIGHTS}; restore it from a copy")
     with no_hints():
         merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
     return merged.requires_grad_(True)  # peft freezes what it is given
