@@ -26,7 +26,7 @@ COMMON = (
     "sft.updates=0",
     "evaluation.final_tasks=4",
     "evaluation.every=0",
-    "rollout.turn_seconds=5",
+    "rollout.turn_seconds=0.5",
     "rollout.retries=0",
 )
 WORK = """

@@ -270,7 +270,7 @@ def test_play_shows_what_the_model_would_see(
     assert "finished: total reward" in printed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_writes_a_checkpoint_and_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
     recipe, out = str(micro_toml(tmp_path)), tmp_path / "run"
     command = [

@@ -79,6 +79,7 @@ def ended(process):
     return process.returncode, said, errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ranks_start_does_not_reach_them(tmp_path):
     """Killed in the middle of their start, they would leave the run writing to a pipe that nobody reads, for good."""
     script = tmp_path / "start.py"

@@ -122,6 +122,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it_however_that_ends(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT.format(tests=str(Path(__file__).parent.parent), folder=str(tmp_path / "shared")))

@@ -228,6 +228,7 @@ def test_a_failure_of_a_healthy_replica_is_tried_elsewhere_and_then_told(tmp_pat
     assert play(tmp_path, scene) == 2
 
 
+@pytest.mark.slow
 def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_again(tmp_path, monkeypatch):
     routers, seen = [], {}
     open_router = building.process_engines

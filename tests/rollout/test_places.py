@@ -305,6 +305,7 @@ def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit)
 FEW = ["evaluation.final_tasks=3", "evaluation.tasks=3"]
 
 
+@pytest.mark.slow
 def test_the_order_of_opening_changes_no_token_and_no_weight(tmp_path):
     """At lag 0, with one place, four, and more than there are attempts. The engine rounds by how many rows it has, so
     that the gap between its logprobs and the learner's is all that differs."""

@@ -134,7 +134,7 @@ def played(seed):
     return settings, lags, trained, progress, started
 
 
-@pytest.mark.parametrize("shard", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, SHARDS))])
+@pytest.mark.parametrize("shard", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, SHARDS))])
 def test_no_trained_token_is_older_than_the_lag_allows(shard):
     bounds_met = 0
     for seed in range(shard, SCHEDULES, SHARDS):

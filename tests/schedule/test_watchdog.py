@@ -274,7 +274,8 @@ def test_one_signal_ends_a_run_whose_environment_hangs_with_a_checkpoint(tmp_pat
     assert latest_checkpoint(run.out / "checkpoints").step == run.last_step() >= 2
 
 
-@pytest.mark.parametrize("how", ["immune", pytest.param("swallow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["immune", "swallow"])
 def test_two_signals_end_the_process_whatever_its_environment_does(tmp_path, how):
     run = Started(tmp_path, how)
     run.go_wrong()

@@ -171,7 +171,7 @@ def test_an_agent_that_hangs_is_timed_out(kind):
         await asyncio.Event().wait()
 
     try:
-        made = run(driven(plain if kind == "plain" else of_loop, attempt_seconds=10.0))
+        made = run(driven(plain if kind == "plain" else of_loop, attempt_seconds=3.0))
     finally:
         released.set()
     assert (made.status, len(made.turns)) == (Status.timed_out, 1)
