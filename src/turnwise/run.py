@@ -44,7 +44,7 @@ from turnwise.schedule.stream import Used
 from turnwise.schedule.take import RunStopped
 from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.screen import Screen
-from turnwise.trust import Trust, recipe_of_run, stamp
+from turnwise.trust import Trust, recipe_of_run, stamp_where_asked
 from turnwise.types import Task
 from turnwise.warm_start import Stopped, warm_model
 
@@ -331,9 +331,8 @@ async def start(
     """A new run: its summary, or None where it was stopped."""
     check(recipe)
     with owned(RunFolder.make(recipe.out).path):
-        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"))
+        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), partial(stamp_where_asked, recipe))
         try:
-            stamp(folder, recipe)
             run = await begun(recipe, folder, screen, stop, workers)
         except (Stopped, asyncio.CancelledError, KeyboardInterrupt):  # and can be resumed
             raise

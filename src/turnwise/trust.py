@@ -25,7 +25,6 @@ from turnwise.runs.folder import RunFolder
 
 Trust = Literal["ask", "granted", "needless"]
 """Of a folder: refuse what is somebody else's, take it for one's own from now on, or run nothing that it names."""
-STAMP = "trust"
 KEY_BYTES = 32
 LONGEST = 500
 """Characters of a value that are shown."""
@@ -108,17 +107,20 @@ def stamp_of(config: bytes) -> str | None:
 
 def stamp(folder: RunFolder, recipe: Recipe) -> None:
     """Say that a run is one's own, where that will ever be asked. Without a place for a key it is asked again later."""
-    if not named_in(recipe):
-        return
     with suppress(OSError):
-        if (own := stamp_of(folder.config.read_bytes())) is not None:
-            write_atomically(folder.path / STAMP, own + "\n")
+        if (own := stamp_where_asked(recipe, folder.config.read_bytes())) is not None:
+            write_atomically(folder.stamp, own + "\n")
+
+
+def stamp_where_asked(recipe: Recipe, config: bytes) -> str | None:
+    """The stamp of a recipe that names anything, in whose folder there is this config."""
+    return stamp_of(config) if named_in(recipe) else None
 
 
 def is_own(folder: RunFolder, config: bytes) -> bool:
     """Whether this user has stamped the folder with this config."""
     try:
-        found = (folder.path / STAMP).read_bytes().strip()
+        found = folder.stamp.read_bytes().strip()
     except OSError:
         return False
     own = stamp_of(config)

@@ -3,10 +3,12 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from turnwise.runs import folder as folder_module
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder
 
@@ -174,3 +176,25 @@ def test_clear_leaves_what_is_not_a_runs(tmp_path):
     (folder.path / "notes.txt").unlink()
     folder.clear()
     assert not folder.path.exists()
+
+
+def test_a_kill_while_a_run_is_made_leaves_a_whole_run_or_none(tmp_path, monkeypatch):
+    """Whichever file was the last to be written: there is no config without its stamp and checksum, and a folder
+    without a config does not block the next start."""
+    real, count = folder_module.write_atomically, iter(range(10))
+
+    def until_killed(path, data, after):
+        if next(count) == after:
+            raise KeyboardInterrupt
+        real(path, data)
+
+    for after in range(3):
+        count = iter(range(10))
+        path = tmp_path / str(after)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(folder_module, "write_atomically", partial(until_killed, after=after))
+            RunFolder.create(path, {"steps": 1}, lambda config: "mine")
+        assert not (path / "config.json").exists()
+        made = RunFolder.create(path, {"steps": 2}, lambda config: "mine")
+        assert made.read_config() == {"steps": 2}
+        assert made.stamp.read_text() == "mine\n"

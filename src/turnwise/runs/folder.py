@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from turnwise.runs.checksums import NAME as CHECKSUMS
 from turnwise.runs.checksums import check_checksums, check_file, checksum_line
 from turnwise.runs.lock import NAME as LOCK
 
-EVENTS = "events.log"
+EVENTS, STAMP = "events.log", "trust"
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,24 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
-        """The folder of a new run, with its config.json and the checksum of that."""
+    def create(
+        cls, path: Path | str, config: Mapping[str, Any], stamp_of: Callable[[bytes], str | None] = lambda config: None
+    ) -> RunFolder:
+        """The folder of a new run, with its config.json, the checksum of that, and the stamp of its owner, if any.
+
+        config.json comes last: it is what makes a folder one of a run, and a kill must not leave one that lacks the
+        others.
+        """
         folder = cls.make(path)
         text = json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n"
+        stamp = stamp_of(text.encode())
         with explained(folder.path):
             clear_leftovers(folder.path)
             try:
-                write_atomically(folder.config, text)
+                if stamp is not None:
+                    write_atomically(folder.stamp, stamp + "\n")
                 write_atomically(folder.path / CHECKSUMS, checksum_line(text.encode(), folder.config.name))
+                write_atomically(folder.config, text)
             except OSError:
                 folder.clear()
                 raise
@@ -60,7 +69,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all that a run makes before its first checkpoint, and the folder unless something else is in it. What
         happened, in words, stays."""
-        for path in (self.config, self.path / CHECKSUMS, self.path / "trust", self.metrics):
+        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.metrics):
             path.unlink(missing_ok=True)
         for path in (self.archive, self.evaluations, self.checkpoints, self.reference):
             shutil.rmtree(path, ignore_errors=True)
@@ -104,6 +113,11 @@ class RunFolder:
     def config(self) -> Path:
         """The whole configuration, as resolved at the start."""
         return self.path / "config.json"
+
+    @property
+    def stamp(self) -> Path:
+        """What says whose run it is, see `trust`."""
+        return self.path / STAMP
 
     @property
     def metrics(self) -> Path:
@@ -152,8 +166,9 @@ class RunFolder:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a start that failed or was killed may have left this behind: words, the lock, what was half written."""
-    return name in (EVENTS, LOCK) or (name.startswith(".") and name.endswith(".partial"))
+    """Whether a start that failed or was killed may have left this behind: words, the lock, what
+    comes before config.json, what was half written."""
+    return name in (EVENTS, LOCK, STAMP, CHECKSUMS) or (name.startswith(".") and name.endswith(".partial"))
 
 
 @contextmanager
