@@ -95,7 +95,7 @@ def main() -> int:
             print(f"the run ended after {minute:.1f} minutes with {process.returncode}:\n{trial.said[-2000:]}")
             return 1
         if minute >= every * (len(kills) + 1):
-            engines = [child for child in children(process.pid) if "spawn_main" in command_of(child)]
+            engines = [child for child in children(process.pid) if "engines.child" in command_of(child)]
             kill(engines[len(kills) % len(engines)])
             kills.append(minute)
         seen.append({"minute": minute, **look(process.pid)})

@@ -143,7 +143,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes] | No
             raise RuntimeError(f"the run ended by itself with {process.returncode}")
         if time.monotonic() - began > PATIENCE:
             raise RuntimeError("it did not come to that")
-        time.sleep(0.002)
+        time.sleep(0.01)
     return time.monotonic() - began
 
 
