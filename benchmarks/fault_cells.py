@@ -7,6 +7,7 @@ where what has to happen did not. The run is finished afterwards, and then audit
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -103,8 +104,7 @@ def signalled(trial: Trial, after: Callable[[Trial], bool], number: int, times: 
 def interrupted_while_ranks_start(trial: Trial) -> Seen:
     process = trial.start()
     wait_for(lambda: ranks_starting(process), process)
-    for child in (process.pid, *children(process.pid)):  # a terminal sends it to all of them
-        kill(child, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     seconds, code = ended(process)
     assert code == 130, f"exit code {code}"
     return Seen(f"{seconds:.1f} s", "exit 130, resumed")
