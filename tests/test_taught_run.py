@@ -43,7 +43,7 @@ def pupil(folder: Path, teacher: Path, *overrides: str) -> Recipe:
     [
         ["credit.name=none"],
         ["credit.name=none", "distill.direction=forward", "groups_per_update=2", "tokens_per_pass=100"],
-        ["layout=packed", "epochs=2"],
+        pytest.param(["layout=packed", "epochs=2"], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_draws_near_its_teacher(tmp_path: Path, teacher: Path, how: list[str]) -> None:

@@ -32,7 +32,11 @@ SHAPES = (
 )
 
 
-@pytest.fixture(scope="module", params=KINDS)
+QUICK = [pytest.param(kind, marks=pytest.mark.slow) if kind == "process" else kind for kind in KINDS]
+"""The router's engines are processes too."""
+
+
+@pytest.fixture(scope="module", params=QUICK)
 def started(request, tmp_path_factory):
     stage = Stage(KINDS[request.param], tmp_path_factory.mktemp("model"))
     yield stage

@@ -19,6 +19,8 @@ from turnwise.types import Break, Message, StopReason, ToolSpec, Turn
 PAGE = Path(__file__).parents[2] / "docs" / "templates.md"
 MAKE = SimpleNamespace(**runpy.run_path(str(PAGE.with_name("make_templates.py"))))
 TEMPLATES = MAKE.templates()
+SOME = [pytest.param(name, marks=() if place % 3 == 0 else pytest.mark.slow) for place, name in enumerate(TEMPLATES)]
+"""All of them, of which every third is quick."""
 
 
 def check(renderer, asked, exchange):
@@ -44,7 +46,7 @@ def check(renderer, asked, exchange):
         assert asked.policy == "rerender" or not goes_on or not grew  # who keeps tokens breaks only where the text does
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_prompt_is_exact_or_its_break_has_a_cause(name):
     tokenizer = MAKE.tokenizer_for(TEMPLATES[name], seed=0)
     found = [MAKE.had(renderer, asked, check) for renderer, asked in MAKE.conversations(tokenizer)]
@@ -60,7 +62,7 @@ TOOLS = (
 )
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", SOME)
 def test_tools_are_told_and_change_nothing_else(name):
     """By the template, or in words of our own where it knows of no tools or of other calls."""
     tokenizer = MAKE.tokenizer_for(TEMPLATES[name], seed=0)

@@ -117,7 +117,7 @@ def test_mistakes_in_a_recipe_are_refused_at_the_start(tmp_path, overrides, word
         check(load_recipe(micro_toml(tmp_path), overrides))
 
 
-@pytest.mark.parametrize("agent", ["framework", "sdk", "stream"])
+@pytest.mark.parametrize("agent", ["framework", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sdk", "stream"))])
 def test_agents_run_unmodified(agent, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     less = ["steps=1", "env.0.tasks.count=12", "evaluation.final_tasks=4", "sft.updates=1", "sft.batch=4"]
