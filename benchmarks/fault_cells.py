@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -304,16 +305,19 @@ def plays_on(trial: Trial, noticed: str, counted: str) -> Seen:
     return Seen(noticed, f"went on; {count:.0f} attempts {counted.partition('/')[2]}")
 
 
-def blocks_the_loop(trial: Trial, interrupt: bool) -> Seen:
-    process = trial.start()
-    wait_for(lambda: re.search(r"faulty\.py:\d+|faulty\.py\", line", trial.said), process)
-    if interrupt:
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-    _, code = ended(process)
-    assert code != 0
-    trial.settings = ()
-    return Seen("named with file and line", f"exit {code}, nothing lost")
+def interrupted_while_blocked(trial: Trial) -> Seen:
+    """Two Ctrl-C end a run whose event loop an environment holds up."""
+    process = trial.start("rollout.blocked_seconds=600")
+    wait_for(partial(begun, trial), process)
+    time.sleep(20.0)  # by now a step has blocked, in the warm start or after it
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    seconds, code = ended(process)
+    assert code not in (0, -9), f"exit code {code}"
+    again = trial.go_on(FAULTY).wait(600)
+    assert again == 0, f"after that exit code {again}"
+    return Seen(f"{seconds:.1f} s", f"exit {code}; resumed without the fault")
 
 
 def forged(trial: Trial) -> Seen:
@@ -477,18 +481,16 @@ CELLS = (
     Cell(
         "environment blocks the loop",
         "5 % of steps",
-        partial(blocks_the_loop, interrupt=False),
-        (FAULTY + "blocks",),
+        partial(plays_on, noticed="after blocked_seconds", counted="status/timed_out"),
+        (FAULTY + "blocks", "rollout.blocked_seconds=1", *SHORT),
         same=False,
-        theirs=True,
     ),
     Cell(
         "environment blocks the loop",
         "SIGINT twice",
-        partial(blocks_the_loop, interrupt=True),
+        interrupted_while_blocked,
         (FAULTY + "blocks",),
         same=False,
-        theirs=True,
     ),
     Cell("environment forges a turn", "5 % of steps", forged, (FAULTY + "forges",), same=False),
     Cell("poison requests", "served model", poisoned),
