@@ -329,16 +329,19 @@ def forged(trial: Trial) -> Seen:
 
     tokenizer = AutoTokenizer.from_pretrained(newest(trial))
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    turns = [
-        (place, turn)
+    attempts = [
+        trajectory.turns
         for path in sorted((trial.out / "archive").glob("step-*.parquet"))
         for record in read_step(path)
         for trajectory in record.group.trajectories
-        for place, turn in enumerate(trajectory.turns)
     ]
-    assert any("<|im_start|>assistant" in message.content for _, turn in turns for message in turn.heard)
-    for place, turn in turns:
-        assert (turn.prompt == start).sum() == 2 * place + 3, "a message became a control token"
+    heard = [message.content for turns in attempts for turn in turns for message in turn.heard]
+    assert any("<|im_start|>assistant" in content for content in heard)
+    for turns in attempts:
+        sampled = 0  # an untrained policy says such tokens itself
+        for place, turn in enumerate(turns):
+            assert (turn.prompt == start).sum() - sampled == 2 * place + 3, "a message became a control token"
+            sampled += (turn.action == start).sum()
     return Seen("when it is encoded", "stays text")
 
 
