@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--minutes 60] [--kill-every 5] [--svg FILE] [--json FILE] [--quick]
 
 5 % of all steps of environments raise, and an engine process is killed by kill -9 every few minutes. Memory,
-descriptors, threads and shared memory of the run's own process are read every few seconds. Prints the slope of each
-after a quarter of the time, by least squares.
+descriptors and threads of the run's own process, its children, and all of /dev/shm are read every few seconds. Prints
+the slope of each after a quarter of the time, by least squares.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +45,19 @@ def look(pid: int) -> dict[str, float]:
         "memory": field("VmRSS:") / 1024,
         "threads": field("Threads:"),
         "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
-        "shared": float(len(os.listdir("/dev/shm"))),
+        "shared": shared_megabytes(),
         "children": float(len(children(pid))),
     }
+
+
+def shared_megabytes(folder: Path = Path("/dev/shm")) -> float:
+    """What all files in shared memory add up to; one may go while it is looked at."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(place, name)).st_size
+    return size / 2**20
 
 
 def slope(minutes: list[float], values: list[float]) -> float:
@@ -95,7 +106,7 @@ def main() -> int:
             print(f"the run ended after {minute:.1f} minutes with {process.returncode}:\n{trial.said[-2000:]}")
             return 1
         if minute >= every * (len(kills) + 1):
-            engines = [child for child in children(process.pid) if "engines.child" in command_of(child)]
+            engines = [child for child in children(process.pid) if ".child" in command_of(child)]
             kill(engines[len(kills) % len(engines)])
             kills.append(minute)
         seen.append({"minute": minute, **look(process.pid)})
@@ -110,7 +121,7 @@ def main() -> int:
     print(f"{minute:.0f} minutes, {len(lines) - 1} steps, {counted:.0f} attempts and {failed:.0f} failed ones")
     print(f"{len(kills)} engine processes killed; the run was stopped by SIGTERM and ended with {code}")
     print("| | first | after a quarter | last | slope after a quarter, per minute |\n|---|---|---|---|---|")
-    for name, unit in (("memory", " MB"), ("descriptors", ""), ("threads", ""), ("shared", ""), ("children", "")):
+    for name, unit in (("memory", " MB"), ("descriptors", ""), ("threads", ""), ("shared", " MB"), ("children", "")):
         values = (seen[0][name], late[0][name], seen[-1][name])
         print(f"| {name} | {' | '.join(f'{value:.0f}{unit}' for value in values)} | {slopes[name]:+.3f}{unit} |")
     if chosen.svg:
