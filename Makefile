@@ -61,7 +61,7 @@ $(VLLM_VENV)/.done: locks/vllm.txt
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.done
-	$(VLLM_VENV)/bin/python -m pytest --timeout 900 tests/engines/test_vllm.py tests/engines/vllm $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest --timeout 900 tests/engines/vllm $(ARGS)
 
 $(VERIFIERS_VENV)/.done: locks/verifiers.txt
 	@echo "installing verifiers into $(VERIFIERS_VENV) (once; a few minutes)"

@@ -35,17 +35,17 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
-from turnwise import run
-from turnwise.build import build, limits, set_threads
-from turnwise.config import Recipe
+from turnwise.assemble.environments import environment_makers, task_order, tasks_of
+from turnwise.assemble.run import build, limits, set_threads
+from turnwise.cli.terminal import PlainScreen
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model, load_tokenizer
-from turnwise.mixture import environment_makers, task_order, tasks_of
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
+from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.curve import INK, MUTED, draw_scale, smooth
 from turnwise.runs.folder import RunFolder
-from turnwise.screen import PlainScreen
+from turnwise.train import run
 from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent

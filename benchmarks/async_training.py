@@ -23,15 +23,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
-from turnwise import run
-from turnwise.build import build, check, set_threads
+from turnwise.assemble.run import build, check, set_threads
+from turnwise.cli.terminal import PlainScreen
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
-from turnwise.recipes import load_recipe
+from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
-from turnwise.screen import PlainScreen
+from turnwise.train import run
 from turnwise.types import Message, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"

@@ -30,17 +30,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 import numpy as np
 
-from turnwise import run
-from turnwise.build import build, check, set_threads
-from turnwise.loop import Stages
+from turnwise.assemble.run import build, check, set_threads
+from turnwise.cli.terminal import PlainScreen
 from turnwise.plan.pack import fill, lay_out, pack
 from turnwise.plan.plan import Plan
-from turnwise.recipes import load_recipe
+from turnwise.recipe.parse import load_recipe
 from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
-from turnwise.screen import PlainScreen
+from turnwise.train import run
+from turnwise.train.loop import Stages
 from turnwise.types import Group, Turn, extends, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"

@@ -248,12 +248,12 @@ def main() -> None:
 
 async def record(recipe: Any, path: Path, count: int) -> None:
     """Have an expert in the model's place through the agent, and write down the conversations."""
-    from turnwise.build import endpoint_of, limits
+    from turnwise.assemble.environments import environment_makers, plays_of, tasks_of
+    from turnwise.assemble.run import endpoint_of, limits
     from turnwise.learn.tiny import build_tokenizer
-    from turnwise.mixture import environment_makers, plays_of, tasks_of
     from turnwise.rollout.demonstrate import Demonstrator
     from turnwise.rollout.group import all_of
-    from turnwise.rollout.render import Renderer
+    from turnwise.rollout.render.renderer import Renderer
 
     spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
     room = replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 10, max_trajectory_tokens=1 << 21)
@@ -272,12 +272,12 @@ async def record(recipe: Any, path: Path, count: int) -> None:
 def trained(out: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     import tomllib
 
-    from turnwise import run
-    from turnwise.recipes import apply_override, parse_recipe
+    from turnwise.cli.terminal import open_screen
+    from turnwise.recipe.parse import apply_override, parse_recipe
     from turnwise.runs import archive
     from turnwise.runs.folder import RunFolder
     from turnwise.runs.tracker import read_metrics
-    from turnwise.screen import open_screen
+    from turnwise.train import run
 
     tree = tomllib.loads(RECIPE)
     agent = f'env.0.agent="endpoint:{AGENTS[chosen.agent]}"'

@@ -140,7 +140,7 @@ def slots(folder: str) -> Engine:
     import torch
 
     from turnwise.engines.base import Sampling
-    from turnwise.engines.slots import SlotEngine, SlotModel
+    from turnwise.engines.slots.engine import SlotEngine, SlotModel
     from turnwise.learn.attention import NAME, register
 
     register()

@@ -30,19 +30,19 @@ from random import Random
 from typing import Any
 
 from turnwise.engines.base import Sampling
-from turnwise.engines.noise import seed_of
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
-from turnwise.evaluate import Result, evaluate
+from turnwise.evaluate.result import Result, evaluate
 from turnwise.learn.tiny import build_tokenizer
 from turnwise.rollout.agent import Attempt
-from turnwise.rollout.batching import PATIENCE, Batches
-from turnwise.rollout.flush import Adaptive, Lockstep, Rule
+from turnwise.rollout.batching.batches import PATIENCE, Batches
+from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
+from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.group import Practice
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.microbatch import Lane
-from turnwise.rollout.render import Renderer
-from turnwise.schedule import clock
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.seeds import seed_of
+from turnwise.testing import clock
 from turnwise.types import Message, Task
 
 SPLIT = "heldout/sampled"

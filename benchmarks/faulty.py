@@ -40,7 +40,7 @@ class Looking(Faulty):
     """Every lookup asks the retrieval server too."""
 
     async def step(self, message: Message) -> Reply:
-        from turnwise.envs.search import Search
+        from turnwise.envs.search.env import Search
 
         await asyncio.to_thread(Search().service.search, [message.content or "nothing"], 1)
         return await super().step(message)

@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 
 from turnwise.data.catalogue import model_folder
-from turnwise.envs.search import Search
+from turnwise.envs.search.env import Search
 from turnwise.learn.policy import load_tokenizer
 from turnwise.plan.pack import pack
 from turnwise.plan.tree import tree
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.group import all_of
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.render import Renderer
+from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Task, Trajectory
 
 LIMITS = Limits(

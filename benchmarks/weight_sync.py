@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from turnwise.sync.published import Published
-from turnwise.sync.publisher import Publisher
+from turnwise.weights.published import Published
+from turnwise.weights.publisher import Publisher
 
 SIZES = {"6M": (256, 6, 1024, 2048), "135M": (576, 30, 1536, 49152)}
 """Width, layers, width of the middle, vocabulary."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from turnwise.mixture import environment_class
+from turnwise.assemble.environments import environment_class
 from turnwise.types import Message, Task
 
 ROOT = Path(__file__).parent.parent

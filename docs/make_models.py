@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.engines.base import Sampling
-from turnwise.engines.slots import Request, SlotModel
-from turnwise.learn.exactness import Layout, reaches
+from turnwise.engines.slots.engine import Request, SlotModel
+from turnwise.learn.model_checks import Layout, reaches
 from turnwise.learn.policy import Policy
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack

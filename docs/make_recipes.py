@@ -10,16 +10,16 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from turnwise.config import Choice, Recipe
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.filters import FILTERS
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.envs.guess import Guess
 from turnwise.envs.hops import Hops
-from turnwise.envs.math import Math
-from turnwise.envs.search import Search
-from turnwise.envs.sql import Sql
+from turnwise.envs.math.env import Math
+from turnwise.envs.search.env import Search
+from turnwise.envs.sql.env import Sql
 from turnwise.learn.losses import LOSSES
+from turnwise.recipe.schema import Choice, Recipe
 
 HEAD = """# Recipes
 

@@ -21,10 +21,10 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.rollout.render import Prompt, Renderer
-from turnwise.rollout.skeleton import TAG
-from turnwise.rollout.template import FORMATS
-from turnwise.rollout.toolcalls import join_thinking
+from turnwise.rollout.render.renderer import Prompt, Renderer
+from turnwise.rollout.render.skeleton import TAG
+from turnwise.rollout.render.template import FORMATS
+from turnwise.rollout.render.toolcalls import join_thinking
 from turnwise.types import Break, Message, StopReason, ToolCall, ToolSpec, Turn
 
 POLICIES = ("extend", "rerender", "managed")

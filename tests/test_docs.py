@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from running import untimed
-from turnwise.cli import main
-
-ROOT = Path(__file__).parent.parent
+from support.paths import ROOT
+from support.running import untimed
+from turnwise.cli.parser import main
 
 
 def block(language: str) -> str:

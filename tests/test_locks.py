@@ -1,11 +1,11 @@
 """Every package that the Makefile installs is known by its checksums, but for torch."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 PINNED = {"dev": ["constraints.txt"]} | {
     path.stem.removeprefix("requirements-"): [path.name] for path in ROOT.glob("requirements-*.txt")
 }

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import main
+from support.paths import DOCS
+from turnwise.cli.parser import main
 
-PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
+PAGE = DOCS / "tutorial.md"
 SMALL = ["steps=2", "groups_per_step=2", "sft.updates=4", "sft.batch=4", "model.layers=1", "evaluation.final_tasks=8"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
+from support.making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
 from turnwise.types import (
     Break,
     Group,

@@ -7,7 +7,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import multiprocessing
 import traceback
 
-from turnwise.cluster.parcel import opened
 from turnwise.cluster.processes import free_port
 from turnwise.cluster.rank import Place, Rank, join
 from turnwise.cluster.ranked import RankedLearner
@@ -17,6 +16,7 @@ from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.balance import Cost
+from turnwise.weights.object_store import opened
 
 COST = Cost(token=1.0, pair=0.01)
 OPEN = {}

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from running import SilentScreen, micro_recipe, untimed
-from turnwise import run
+from support.running import SilentScreen, micro_recipe, untimed
 from turnwise.runs.folder import RunFolder
+from turnwise.train import run
 
 FEW = [
     "entropy=0.1",

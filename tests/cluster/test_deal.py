@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few, make_model, make_turns
 from plan.tries import shared_turns
+from support.making import few, make_model, make_turns
 from turnwise.cluster.deal import busiest, cost_of, deal, idle_plan, spread
 from turnwise.plan.balance import Cost
 from turnwise.plan.cut import cut

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from acting import byte_tokenizer
 from cluster.pool import Made, learner
-from making import distance, gradients, make_model, parameters
 from properties.test_tree_layout import HANDED_OVER, OBJECTIVE, PARTS, WHOLE, WORKLOADS
+from support.acting import byte_tokenizer
+from support.making import distance, gradients, make_model, parameters
 from turnwise.cluster.ranked import LearnerLost
 from turnwise.learn.lora import LoraSettings
 from turnwise.learn.stepper import OptimizerSettings

@@ -7,17 +7,17 @@ import os
 import numpy as np
 import pytest
 
-import acting
-from acting import until
-from making import distance, gradients
-from running import SilentScreen, micro_recipe
-from turnwise import run
-from turnwise.build import build
-from turnwise.cluster.worlds import Worlds
+from support import acting
+from support.acting import until
+from support.making import distance, gradients
+from support.running import SilentScreen, micro_recipe
+from turnwise.assemble.run import build
+from turnwise.cluster.remote_envs import Worlds
 from turnwise.envs.base import Reply
-from turnwise.loop import Progress, train
-from turnwise.rollout.microbatch import Lane
+from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
+from turnwise.train import run
+from turnwise.train.loop import Progress, train
 from turnwise.types import Message, Status
 
 ray = pytest.importorskip("ray")
@@ -94,7 +94,7 @@ def nodes(parts):
     """(nodes of the ranks, nodes of the replicas)."""
     if parts.site is None:
         return None
-    from turnwise.cluster.site import nodes_of
+    from turnwise.cluster.placement import nodes_of
 
     return set(nodes_of(parts.site.of_ranks)), set(nodes_of(parts.site.of_replicas))
 
@@ -124,7 +124,7 @@ def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
-    from turnwise.cluster.site import Site
+    from turnwise.cluster.placement import Site
 
     recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.patience=3")
     with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
@@ -133,7 +133,7 @@ def test_a_cluster_without_room_says_so(cluster, tmp_path):
 
 def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
     from turnwise.cluster.actors import ActorRanks
-    from turnwise.cluster.site import Site
+    from turnwise.cluster.placement import Site
 
     site = Site(micro_recipe(tmp_path, *SPREAD).cluster)
     try:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from acting import byte_tokenizer
 from cluster.pool import Made, learner
 from cluster.test_ranked import MOVING, TIED, Batch, assert_same, updates
-from making import make_model
 from properties.test_tree_layout import WORKLOADS
+from support.acting import byte_tokenizer
+from support.making import make_model
 from turnwise.learn.policy import load_model
 
 CRITIC = 2

@@ -1,6 +1,6 @@
 import pytest
 
-from running import micro_recipe
+from support.running import micro_recipe
 
 
 def test_the_laptop_is_the_default(tmp_path):
@@ -40,7 +40,7 @@ def test_what_would_be_ignored_is_refused(tmp_path, overrides, message):
 
 
 def test_actors_and_batched_calls_exclude_each_other(tmp_path):
-    from turnwise.cluster.worlds import Worlds
+    from turnwise.cluster.remote_envs import Worlds
 
     class Many:
         @classmethod
@@ -52,7 +52,7 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
 
 
 def test_of_a_run_that_resumes_only_the_place_may_change(tmp_path, capsys):
-    from turnwise.cli import main
+    from turnwise.cli.parser import main
 
     recipe = micro_recipe(tmp_path)
     for given in (["steps=3"], ["cluster.ranks=1", "seed=2"], ["recipes/quickstart.toml"]):

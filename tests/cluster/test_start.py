@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from running import micro_toml
-from turnwise.sync import publisher
+from support.paths import TESTS
+from support.running import micro_toml
+from turnwise.weights import publisher
 
-TESTS = Path(__file__).parent.parent
 PATIENCE = 90.0
 
 RANKS = """
@@ -117,7 +117,14 @@ def left_in_memory():
 def test_a_signal_at_any_moment_of_the_start_of_ranks_and_engines_ends_the_run(tmp_path, whom, number, moment):
     before = left_in_memory()
     asked = ["cluster.ranks=2", "engine.processes=2", "max_lag=1", "sft.updates=0", "steps=2000"]
-    command = [sys.executable, "-m", "turnwise.cli", "train", str(micro_toml(tmp_path)), f"out={tmp_path / 'run'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "turnwise.cli",
+        "train",
+        str(micro_toml(tmp_path)),
+        f"out={tmp_path / 'run'}",
+    ]
     process = subprocess.Popen(
         [*command, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

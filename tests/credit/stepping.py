@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from making import make_turn
+from support.making import make_turn
 from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
 
 many = settings(max_examples=200, deadline=None)

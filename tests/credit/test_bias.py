@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit.stepping import slow_standardise
-from making import make_trajectory
+from support.making import make_trajectory
 from turnwise.credit.bias import gradient_ratios
 from turnwise.credit.estimators import rloo, turn_baseline
 from turnwise.types import Group, Task, turns_of

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit.stepping import many, random_scores, random_step, seeds
-from making import make_trajectory, make_turn
+from support.making import make_trajectory, make_turn
 from turnwise.credit.correction import Correction
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 

@@ -17,7 +17,7 @@ from credit.stepping import (
     seeds,
     slow_turn_returns,
 )
-from making import few, make_group, make_trajectory
+from support.making import few, make_group, make_trajectory
 from turnwise.credit.estimators import (
     COMPARE_ATTEMPTS,
     ESTIMATORS,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from making import make_trajectory
+from support.making import make_trajectory
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.failure import pay
 from turnwise.envs.base import Reply

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit.stepping import many, random_step, seeds
-from making import make_group, make_trajectory
+from support.making import make_group, make_trajectory
 from turnwise.credit.estimators import rloo
 from turnwise.credit.failure import ON_FAILURE, drop, pay
 from turnwise.credit.truncation import is_truncated

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from credit.stepping import random_scores
-from making import make_group, make_trajectory
+from support.making import make_group, make_trajectory
 from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS, keep_all, zero_variance
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.types import Group, Task
 
 
@@ -64,7 +64,7 @@ def test_within_groups_names_estimators():
 @pytest.mark.parametrize("filter_name", FILTERS)
 @pytest.mark.parametrize("credit_name", ESTIMATORS)
 def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
-    from turnwise.build import check
+    from turnwise.assemble.run import check
 
     tree = {"env": {"name": "hops"}, "filter": {"name": filter_name}, "credit": {"name": credit_name}}
     recipe = parse_recipe(tree, "test.toml")

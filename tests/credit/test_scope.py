@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit.stepping import many, random_scores, random_step, seeds
-from making import make_group
+from support.making import make_group
 from turnwise.credit.scope import Sequences, of_sequences, of_tokens
 from turnwise.types import turns_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from credit.stepping import assert_close, many, random_scores, random_step, seeds
-from making import make_turn
+from support.making import make_turn
 from turnwise.credit.estimators import ESTIMATORS, WITHOUT_REWARD, distill, imitate, none
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 

@@ -19,7 +19,7 @@ from credit.stepping import (
     slow_turn_returns,
     slow_whiten,
 )
-from making import make_group, make_trajectory, make_turn
+from support.making import make_group, make_trajectory, make_turn
 from turnwise.credit.estimators import critic_targets, gae, gigpo, grpo, reinforce_pp, reward_to_go, turn_baseline
 from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from credit.stepping import many, nested, random_step, seeds
-from making import make_group, make_trajectory
+from support.making import make_group, make_trajectory
 from turnwise.credit.estimators import grpo
 from turnwise.credit.truncation import TRUNCATIONS, is_truncated, masked, zeroed
 from turnwise.credit.weighting import WEIGHTINGS, constant, token_mean, trajectory_mean

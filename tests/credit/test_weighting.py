@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit.stepping import assert_close, many, random_step, seeds
-from making import few, group_lists, make_group, make_trajectory, make_turn
+from support.making import few, group_lists, make_group, make_trajectory, make_turn
 from turnwise.credit.weighting import WEIGHTINGS, constant, group_mean, token_mean, trajectory_mean, turn_mean
 from turnwise.types import Group, Task, Trajectory, turns_of
 

@@ -1,7 +1,7 @@
 import json
 
+from support.worlds import COUNT, write_package
 from turnwise.data.factbook import COUNTRIES, PASSAGES, clean, fields_of, make, name_of
-from worlds import COUNT, write_package
 
 
 def test_every_field_is_a_passage(tmp_path):

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from acting import inline
-from engines.processes import start_process, start_router
+from engines.remote.processes import start_process, start_router
+from support.acting import inline
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.scripted import ScriptedEngine
-from turnwise.engines.slot_model import SlotModel
-from turnwise.engines.slots import SlotEngine
+from turnwise.engines.slots.engine import SlotEngine
+from turnwise.engines.slots.model import SlotModel
 from turnwise.learn.attention import NAME, register
 from turnwise.learn.policy import load_model, load_tokenizer
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from acting import run
+from support.acting import run
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.types import StopReason

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acting import limits, renderer, run
+from support.acting import limits, renderer, run
 from turnwise.envs.guess import Guess
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.types import Message, Status, Task

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from acting import limits, renderer, run
+from support.acting import limits, renderer, run
 from turnwise.envs.hops import NAMES, Hops
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.types import Message, Status, Task, ToolCall, extends

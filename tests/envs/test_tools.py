@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from acting import attempted, byte_tokenizer, run, says
+from support.acting import attempted, byte_tokenizer, run, says
 from turnwise.envs import tools
 from turnwise.envs.base import Reply
 from turnwise.envs.tools import Tool, ToolBroken, ToolEnvironment, ToolError, tool
 from turnwise.rollout.agent import Attempt
-from turnwise.rollout.render import Renderer
+from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Message, Status, Task, ToolCall
 

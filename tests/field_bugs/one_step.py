@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from acting import byte_tokenizer
-from making import gradients, make_model
-from turnwise.build import Parts, build
-from turnwise.loop import train_step
-from turnwise.recipes import apply_override, parse_recipe
+from support.acting import byte_tokenizer
+from support.making import gradients, make_model
+from turnwise.assemble.run import Parts, build
+from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.schedule.take import Taken
+from turnwise.train.loop import train_step
 from turnwise.types import Group
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from field_bugs.one_step import step_on
-from making import make_turn
+from support.making import make_turn
 from turnwise.credit.estimators import grpo
 from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
 

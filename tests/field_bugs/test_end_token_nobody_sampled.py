@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acting import Parrot, Puppet, attempted, byte_tokenizer, renderer, run, says, slot_engine, user
-from making import make_turn
+from support.acting import Parrot, Puppet, attempted, byte_tokenizer, renderer, run, says, slot_engine, user
+from support.making import make_turn
 from turnwise.credit.weighting import token_mean
 from turnwise.engines.base import Completion
 from turnwise.envs.base import Reply

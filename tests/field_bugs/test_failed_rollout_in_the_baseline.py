@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acting import Puppet, hang, limits, renderer, run, says, user
-from turnwise.choices import failure_of
+from support.acting import Puppet, hang, limits, renderer, run, says, user
+from turnwise.assemble.objective import failure_of
 from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.envs.base import Reply
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout import agent
 from turnwise.rollout.group import Practice
 from turnwise.runs.describe import describe

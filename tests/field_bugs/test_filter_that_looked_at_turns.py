@@ -7,9 +7,9 @@ which everything had succeeded were kept, and trained on with advantages of zero
 
 import pytest
 
-from acting import run
 from field_bugs.one_step import parts_of
-from making import make_trajectory
+from support.acting import run
+from support.making import make_trajectory
 from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from acting import TASK, Puppet, renderer, run, says, user
+from support.acting import TASK, Puppet, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.rollout.agent import Attempt, attempt

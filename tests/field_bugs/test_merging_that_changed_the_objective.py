@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from making import gradients, make_learner, make_model, make_trajectory
+from support.making import gradients, make_learner, make_model, make_trajectory
 from turnwise.credit.estimators import grpo, reward_to_go
-from turnwise.credit.moments import joined
+from turnwise.credit.returns import joined
 from turnwise.credit.scope import of_sequences, of_tokens
 from turnwise.credit.weighting import WEIGHTINGS, trajectory_mean, turn_mean
 from turnwise.learn.losses import gspo, ppo_clip

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acting import Puppet, attempted, renderer, run, says, user
-from making import make_turn
+from support.acting import Puppet, attempted, renderer, run, says, user
+from support.making import make_turn
 from turnwise.engines.base import Completion
 from turnwise.envs.base import Reply
 from turnwise.interop.skyrl import to_generator_output

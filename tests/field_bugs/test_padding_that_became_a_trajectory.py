@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from field_bugs.one_step import step_on
-from making import make_group, make_turn
+from support.making import make_group, make_turn
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.interop.skyrl import from_generator_output, to_generator_output
 from turnwise.plan.pack import pack

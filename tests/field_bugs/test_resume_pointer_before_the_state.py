@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from turnwise.runs.atomic import atomic_folder, write_atomically
+from turnwise.atomic import atomic_folder, write_atomically
 from turnwise.runs.checkpoint import POINTER, latest_checkpoint, write_checkpoint
 
 CHANGES = {"open", "write", "flush", "mkdir", "rename", "replace", "unlink", "rmdir"}

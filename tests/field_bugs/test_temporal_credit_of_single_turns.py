@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from field_bugs.one_step import step_on
-from making import make_trajectory, make_turn
+from support.making import make_trajectory, make_turn
 from turnwise.credit.estimators import gae, reinforce_pp
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from acting import byte_tokenizer, run
-from turnwise import build as building
-from turnwise.engines.slots import SlotEngine, SlotModel
+from support.acting import byte_tokenizer, run
+from turnwise.assemble import run as building
+from turnwise.engines.slots.engine import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
-from turnwise.loop import Progress, train, unchecked
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.take import RunStopped
+from turnwise.train.loop import Progress, train, unchecked
 from turnwise.types import Message, Task
 
 STEPS = 4

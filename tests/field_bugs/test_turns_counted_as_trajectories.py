@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from making import make_trajectory
-from turnwise.evaluate import Result
+from support.making import make_trajectory
+from turnwise.evaluate.result import Result
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Status, Task
 

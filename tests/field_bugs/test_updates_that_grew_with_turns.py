@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from field_bugs.one_step import parts_of, step_on
-from making import make_group
-from turnwise.loop import train_step
+from support.making import make_group
 from turnwise.schedule.take import Taken
+from turnwise.train.loop import train_step
 from turnwise.types import Group
 
 GROUPS, ATTEMPTS, GROUPS_PER_UPDATE, EPOCHS = 4, 2, 2, 2

@@ -9,10 +9,10 @@ import asyncio
 
 import pytest
 
-from acting import limits, renderer, run, says, user
+from support.acting import limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.evaluate import Result, evaluate
+from turnwise.evaluate.result import Result, evaluate
 from turnwise.rollout.group import Practice
 from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import take

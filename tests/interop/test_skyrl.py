@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import make_turn, trajectories
+from support.making import make_turn, trajectories
 from turnwise.interop.skyrl import TrajectoryID, from_generator_output, to_generator_output
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, turns_of
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from making import make_turn
+from support.making import make_turn
 from turnwise.interop.skyrl import TrajectoryID, from_generator_output, to_generator_output
 from turnwise.types import Group, Status, Task, Trajectory
 

@@ -15,8 +15,8 @@ from turnwise.learn.learner import save_policy
 from turnwise.learn.lora import add_adapters
 from turnwise.learn.policy import load_model
 from turnwise.learn.tiny import build_model, build_tokenizer
-from turnwise.sync.outline import filled, outline_of
-from turnwise.sync.publisher import Publisher
+from turnwise.weights.publisher import Publisher
+from turnwise.weights.skeleton import filled, outline_of
 
 SIZES = [(hidden, layers) for hidden in (32, 64, 96, 128, 256) for layers in (1, 2, 3)]
 

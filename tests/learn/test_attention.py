@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import make_turns
+from support.making import make_turns
 from turnwise.learn.attention import NAME, PackedAttention, register
 from turnwise.plan.pack import pack
 
@@ -60,7 +60,7 @@ def test_a_turn_alone_gets_bit_for_bit_what_it_gets_in_company():
 
 
 def test_a_model_without_an_attend_callable_is_an_error_and_not_a_guess():
-    from making import make_model
+    from support.making import make_model
 
     register()
     register()

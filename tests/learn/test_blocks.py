@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learn.test_attention import masked_attention
-from making import distance, make_turn
 from plan.tries import shared_turns
+from support.making import distance, make_turn
 from turnwise.learn.blocks import BlockAttention, Relay
 from turnwise.plan.blocks import blocks_of
 from turnwise.plan.tree import tree

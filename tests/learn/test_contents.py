@@ -3,8 +3,8 @@ import pickle
 
 import pytest
 
-from acting import byte_tokenizer
-from making import make_model
+from support.acting import byte_tokenizer
+from support.making import make_model
 from turnwise.learn.contents import check_contents
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model, load_tokenizer

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from making import distance, make_model, make_turns
+from support.making import distance, make_model, make_turns
 from turnwise.learn.critic import Critic, ValueModel, squared_error
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut

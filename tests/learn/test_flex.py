@@ -9,8 +9,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import turnwise.learn.attention
-from making import make_turn, make_turns
 from plan.tries import random_turns
+from support.making import make_turn, make_turns
 from turnwise.learn.attention import PackedAttention, attention_of
 from turnwise.learn.blocks import BlockAttention, Relay
 from turnwise.learn.flex import TILE, FlexAttention, block_mask, tiles

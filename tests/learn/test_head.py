@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from making import distance
+from support.making import distance
 from turnwise.learn import head
 from turnwise.learn.head import bucket_logprobs, chunks, likeliest, token_logprobs
 

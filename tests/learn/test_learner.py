@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from making import distance, gradients, logprobs_of, make_learner, make_model, make_turns, parameters
+from support.making import distance, gradients, logprobs_of, make_learner, make_model, make_turns, parameters
 from turnwise.learn.attention import NAME
 from turnwise.learn.learner import save_policy
 from turnwise.learn.losses import ppo_clip

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from acting import byte_tokenizer
 from learn.test_learner import CLIP, TURNS, batch
-from making import distance, gradients, make_model
+from support.acting import byte_tokenizer
+from support.making import distance, gradients, make_model
 from turnwise.learn.learner import Learner, save_policy
 from turnwise.learn.lora import Adapters, LoraSettings, WithoutAdapters, base_of
 from turnwise.learn.policy import Policy, load_model

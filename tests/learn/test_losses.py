@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import few
+from support.making import few
 from turnwise.learn.losses import LOG_RATIO_LIMIT, LOSSES, likelihood, log_ratio, ppo_clip
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from acting import byte_tokenizer, inline, run
 from learn.test_learner import CLIP, TURNS, batch
 from learn.test_lora import SETTINGS, logprobs, lora_learner
-from making import VOCABULARY, make_model
+from support.acting import byte_tokenizer, inline, run
+from support.making import VOCABULARY, make_model
 from turnwise.engines.base import Sampling
-from turnwise.engines.slot_model import SlotModel
-from turnwise.engines.slots import SlotEngine
+from turnwise.engines.slots.engine import SlotEngine
+from turnwise.engines.slots.model import SlotModel
 from turnwise.learn.learner import save_policy
 from turnwise.learn.lora import Adapters, LoraSettings
 from turnwise.learn.policy import load_model

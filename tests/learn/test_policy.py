@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from making import VOCABULARY, distance, gradients, logprobs_of, make_model, make_turns
+from support.making import VOCABULARY, distance, gradients, logprobs_of, make_model, make_turns
 from turnwise.learn.attention import NAME
 from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
 from turnwise.plan.cut import cut
@@ -244,7 +244,7 @@ def test_an_engine_on_the_same_module_samples_the_same_with_checkpointing():
     import asyncio
 
     from turnwise.engines.base import Sampling
-    from turnwise.engines.slots import Request, SlotModel
+    from turnwise.engines.slots.engine import Request, SlotModel
 
     def sampled(on):
         model = make_model()
@@ -273,13 +273,13 @@ def test_a_model_that_cannot_recompute_its_layers_is_refused(monkeypatch):
 
 
 def recipe_of(**settings):
-    from turnwise.recipes import parse_recipe
+    from turnwise.recipe.parse import parse_recipe
 
     return parse_recipe({"env": {"name": "hops"}, **settings}, "test.toml")
 
 
 def test_a_recipe_says_how_its_policy_computes():
-    from turnwise.learners import policy_of
+    from turnwise.assemble.learner import policy_of
 
     plain = policy_of(recipe_of(), make_model())
     assert plain.recomputed == []
@@ -295,7 +295,7 @@ def test_a_recipe_says_how_its_policy_computes():
 def test_a_gpu_needs_a_pass_as_long_as_a_turn():
     from types import SimpleNamespace
 
-    from turnwise.learners import policy_of
+    from turnwise.assemble.learner import policy_of
 
     elsewhere = SimpleNamespace(device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"^tokens_per_pass = 100 cannot hold a turn .* = 4608, and only a CPU"):
@@ -314,8 +314,8 @@ def test_a_policy_computes_in_training_mode_with_its_own_attention():
 
 
 def test_a_missing_model_folder_is_one_line_before_anything_is_loaded(tmp_path):
-    from turnwise.build import check
-    from turnwise.recipes import parse_recipe
+    from turnwise.assemble.run import check
+    from turnwise.recipe.parse import parse_recipe
 
     recipe = parse_recipe({"env": {"name": "hops"}, "model": {"path": str(tmp_path / "none")}}, "test.toml")
     with pytest.raises(ValueError, match=r'^no model folder at .*none; save one there .* or set model\.path = "tiny"$'):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few
-from turnwise.config import Optimizer
+from support.making import few
 from turnwise.learn.schedules import SHAPES, schedule
+from turnwise.recipe.schema import Optimizer
 
 
 def test_every_schedule_of_a_recipe_exists():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from making import VOCABULARY, distance, gradients, make_learner, make_model, make_turns, parameters
+from support.making import VOCABULARY, distance, gradients, make_learner, make_model, make_turns, parameters
 from turnwise.learn import head, teacher
 from turnwise.learn.head import bucket_logprobs, likeliest
 from turnwise.learn.learner import Learner
@@ -12,8 +12,8 @@ from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
-from turnwise.learn.stock import stock_attention, stock_passes
 from turnwise.learn.teacher import DIRECTIONS, OTHERS, Teacher, buckets_of, forward, reverse
+from turnwise.learn.transformers_reference import stock_attention, stock_passes
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan

@@ -1,19 +1,19 @@
 import asyncio
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few
-from turnwise.build import model_and_tokenizer
+from support.making import few
+from support.paths import RECIPES
+from turnwise.assemble.run import model_and_tokenizer
 from turnwise.learn.policy import check_model
 from turnwise.learn.tiny import END_OF_TEXT, END_OF_TURN, START_OF_TURN, build_model, build_tokenizer
-from turnwise.recipes import load_recipe
+from turnwise.recipe.parse import load_recipe
 
 TEXTS = ["start amber, links 2", "get amber", "leads to cedar", "answer cedar"] * 4
-RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+RECIPE = RECIPES / "quickstart.toml"
 
 
 @pytest.fixture(scope="module")

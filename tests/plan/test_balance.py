@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few, make_turns
+from support.making import few, make_turns
 from turnwise.plan.balance import Cost, balance
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack

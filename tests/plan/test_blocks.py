@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import few, make_turn, make_turns
 from plan.tries import ancestors_of, shared_turns
+from support.making import few, make_turn, make_turns
 from turnwise.plan.blocks import Blocks, Rectangle, Square, blocks_of
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import few, make_turn
 from plan.tries import assert_lays_out, sequence, shared_turns, trained
+from support.making import few, make_turn
 from turnwise.plan.cut import AGAIN, IN_STRETCHES, cut, parts
 from turnwise.plan.tree import sort_rows, tree
 

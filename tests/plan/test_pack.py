@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few, group_lists, make_turn, make_turns
+from support.making import few, group_lists, make_turn, make_turns
 from turnwise.plan.pack import fill, pack
 from turnwise.types import turns_of
 

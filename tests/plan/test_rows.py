@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from making import few, group_lists, make_turn, make_turns
+from support.making import few, group_lists, make_turn, make_turns
 from turnwise.plan.pack import pack
 from turnwise.plan.rows import Rows, merge, pad, pad_by_length
 from turnwise.plan.tree import tree
@@ -134,7 +134,7 @@ def test_a_chain_over_the_budget_is_refused():
 def test_a_merged_plan_computes_what_packing_computes():
     import torch
 
-    from making import distance, make_model
+    from support.making import distance, make_model
     from turnwise.learn.policy import Policy
 
     turns = [*make_turns([(5, 3), (2, 1), (4, 4)], seed=1), *make_turns([(7, 2), (3, 5)], growing=False, seed=2)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import few, lines_run, make_turn, make_turns
 from plan.tries import EDGE_IDS, actions_of, assert_lays_out, sequence, shared_turns, trained
+from support.making import few, lines_run, make_turn, make_turns
 from turnwise.plan.cut import cut
 from turnwise.plan.tree import common, tree
 

@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from making import make_turn
+from support.making import make_turn
 
 EDGE_IDS = (0, 1, 255, 256, 2**16, 2**24, 2**31 - 2, 2**31 - 1)
 

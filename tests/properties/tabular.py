@@ -5,14 +5,14 @@ float64 by their gradients with respect to logprobs. Everything else is the real
 import numpy as np
 import torch
 
-from making import make_turn
-from turnwise import choices
+from support.making import make_turn
+from turnwise.assemble import objective as choices
 from turnwise.learn.learner import Learner
 from turnwise.learn.stepper import OptimizerSettings
-from turnwise.loop import Settings, Stages, train_step
 from turnwise.plan.pack import lay_out
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.take import Taken
+from turnwise.train.loop import Settings, Stages, train_step
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 LIMIT = 10_000

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import group_lists, make_learner, make_model
+from support.making import group_lists, make_learner, make_model
 from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.learn.losses import ppo_clip
@@ -106,7 +106,7 @@ def test_the_order_of_groups_changes_neither_loss_nor_gradient(learner, groups, 
 
 def test_the_examples_above_have_something_to_tell_apart(learner):
     """A gradient that is not zero, and that is another one when credit lands on the wrong turns."""
-    from making import make_group
+    from support.making import make_group
 
     groups = [make_group([0.0, 1.0], num_turns=[2, 1]), make_group([0.5, 0.25, 0.0])]
     turns = list(turns_of(groups))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties.tabular import random_groups, recipe_of, step
-from turnwise import choices
+from turnwise.assemble import objective as choices
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.learn.losses import LOSSES, OF_SEQUENCES

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import distance, gradients, make_model
 from plan.tries import shared_turns
 from properties.test_tree_layout import HANDED_OVER, PARTS, WHOLE, WORKLOADS, together
+from support.making import distance, gradients, make_model
 from turnwise.learn.learner import Learner
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
-from turnwise.learn.stock import stock_attention, stock_passes
 from turnwise.learn.teacher import DIRECTIONS, Teacher
+from turnwise.learn.transformers_reference import stock_attention, stock_passes
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 

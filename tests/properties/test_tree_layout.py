@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learn.test_policy import padded
-from making import VOCABULARY, distance, gradients, make_learner, make_model, make_turn
 from plan.tries import shared_turns, trained
+from support.making import VOCABULARY, distance, gradients, make_learner, make_model, make_turn
 from turnwise.learn.learner import Learner
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective

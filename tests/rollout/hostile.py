@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
-from acting import user
+from support.acting import user
 from turnwise.envs.base import Reply
 from turnwise.envs.raised import Raised
 from turnwise.types import Message, ToolSpec

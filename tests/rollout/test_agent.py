@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acting import TASK, Puppet, attempted, hang, renderer, run, says, slot_engine, user
+from support.acting import TASK, Puppet, attempted, hang, renderer, run, says, slot_engine, user
 from turnwise.engines.base import Completion, EngineFailure, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
@@ -649,7 +649,7 @@ def test_a_cancelled_attempt_closes_its_environment_once(where):
 
 def test_a_turn_in_time_frees_the_slot_of_an_engine_it_leaves():
     """The deadline of a call reaches the engine: the request is forgotten."""
-    from acting import Parrot, byte_tokenizer
+    from support.acting import Parrot, byte_tokenizer
 
     tokenizer = byte_tokenizer()
     engine = slot_engine(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acting import byte_tokenizer, limits, renderer, run
+from support.acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
-from turnwise.rollout.render import Renderer
+from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Message, Status, Task, ToolCall, ToolSpec
 
 TASKS = list(Hops.tasks("train", 0, count=6, links=(2, 3)))

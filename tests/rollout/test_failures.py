@@ -6,18 +6,18 @@ import threading
 
 import pytest
 
-import odd
-from acting import Puppet, attempted, limits, renderer, run, says, user
-from odd import Odd
-from turnwise.commands import EventHandler
+from support import odd
+from support.acting import Puppet, attempted, limits, renderer, run, says, user
+from support.odd import Odd
+from turnwise.cli.commands import EventHandler
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.envs.isolated import isolate
+from turnwise.envs.isolation.isolated import isolate
 from turnwise.rollout.agent import Attempt
-from turnwise.rollout.batching import Batches
-from turnwise.rollout.flush import Adaptive
+from turnwise.rollout.batching.batches import Batches
+from turnwise.rollout.batching.flush import Adaptive
+from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.group import Practice
-from turnwise.rollout.microbatch import Lane
 from turnwise.types import Status, Task
 
 
@@ -102,7 +102,7 @@ def test_the_first_of_a_kind_is_shown_with_its_traceback_and_the_others_are_coun
 
 
 def test_a_process_of_its_own_sends_its_traceback(caplog):
-    kind = isolate(Odd, "odd:Odd")
+    kind = isolate(Odd, "support.odd:Odd")
     for word, text in (("raise", 'raise KeyError("first'), ("lie", 'reward=float("nan")')):
         caplog.clear()
         made = run(attempted(kind, says(word), which=Attempt(0, "train", odd.TASK)), seconds=60)

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from acting import Puppet, hang, limits, renderer, run, says, user
+from support.acting import Puppet, hang, limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.rollout.group import Practice

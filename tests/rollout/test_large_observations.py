@@ -6,11 +6,11 @@ import tracemalloc
 
 import pytest
 
-from acting import Puppet, attempted, limits, run, user
+from support.acting import Puppet, attempted, limits, run, user
 from turnwise.envs.base import Reply
 from turnwise.rollout import agent
-from turnwise.rollout.control import Control
 from turnwise.rollout.limits import FEWEST_BYTES, Limits, abridged, text_bytes
+from turnwise.rollout.render.control import Control
 from turnwise.types import Message, Status, ToolCall, ToolSpec
 
 LARGE = "x" * 10_000_000

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acting import TASK, Puppet, attempted, hang, limits, renderer, run, user
 from rollout import hostile
 from rollout.hostile import BAD, FIELDS, LooseReply, filled, with_property
+from support.acting import TASK, Puppet, attempted, hang, limits, renderer, run, user
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply

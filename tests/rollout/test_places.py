@@ -5,21 +5,21 @@ import os
 
 import pytest
 
-from acting import Puppet, attempted, limits, renderer, run, says, until, user
-from running import micro_recipe, train, untimed
-from turnwise import build
-from turnwise.cli import main
-from turnwise.config import Batching
+from support.acting import Puppet, attempted, limits, renderer, run, says, until, user
+from support.running import micro_recipe, train, untimed
+from turnwise.assemble import run as build
+from turnwise.assemble.environments import batches_of, tasks_of
+from turnwise.cli.parser import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.examiner import Examiner
-from turnwise.mixture import batches_of, tasks_of
-from turnwise.recipes import parse_recipe
-from turnwise.rollout.batching import Batches, lane_of, rule_of
+from turnwise.evaluate.evaluator import Examiner
+from turnwise.recipe.parse import parse_recipe
+from turnwise.recipe.schema import Batching
+from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.group import Practice, all_of
-from turnwise.schedule import clock
 from turnwise.schedule.tasks import Draw
+from turnwise.testing import clock
 from turnwise.types import Status, Task
 
 
@@ -207,7 +207,7 @@ def test_whoever_gives_up_waiting_takes_no_place_along():
 
 
 def test_validation_beside_training_leaves_half_of_the_places(tmp_path):
-    from turnwise.mixture import batched_makers
+    from turnwise.assemble.environments import batched_makers
 
     recipe = recipe_of(max_open=4)
     beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from making import lines_run, make_turn
+from support.making import lines_run, make_turn
 from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
 from turnwise.types import (
     Break,

@@ -60,7 +60,7 @@ def test_smoothing_does_not_lag():
 
 
 def test_the_package_imports_nothing_heavy():
-    modules = ["archive", "atomic", "checkpoint", "columns", "curve", "describe", "folder", "interval", "tracker"]
+    modules = ["archive", "checkpoint", "columns", "curve", "describe", "folder", "interval", "tracker"]
     code = "import sys\n" + "".join(f"import turnwise.runs.{name}\n" for name in modules)
     code += (
         "print([name for name in ('torch', 'pyarrow', 'matplotlib', 'wandb', 'tensorboardX') if name in sys.modules])"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from making import make_turn, make_turns
+from support.making import make_turn, make_turns
 from turnwise.runs.archive import read_step
 from turnwise.runs.evaluations import cut_back, evaluated, prune, write_evaluation
 from turnwise.types import Group, Message, Status, Task, Trajectory

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from acting import Puppet, limits, renderer, run, says, trajectory, user
-from running import micro_toml
-from turnwise.cli import main
+from support.acting import Puppet, limits, renderer, run, says, trajectory, user
+from support.running import micro_toml
+from turnwise.cli.parser import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate import evaluate
+from turnwise.evaluate.result import evaluate
 from turnwise.rollout.group import Practice
 from turnwise.schedule.hopeless import ENOUGH, Omen, RunStopped, one_failure
 from turnwise.schedule.stream import GroupStream, Slots

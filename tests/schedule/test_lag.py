@@ -7,16 +7,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from making import make_turn
-from turnwise import choices
-from turnwise.build import settings_of
-from turnwise.loop import Progress, Stages, train
+from support.making import make_turn
+from turnwise.assemble import objective as choices
+from turnwise.assemble.run import settings_of
 from turnwise.plan.pack import pack
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.group import all_of
-from turnwise.schedule import clock
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.schedule.workers import in_virtual_time
+from turnwise.testing import clock
+from turnwise.train.loop import Progress, Stages, train
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 SCHEDULES, SHARDS = 1000, 10

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acting import group, run
-from making import few, make_group
+from support.acting import group, run
+from support.making import few, make_group
 from turnwise.schedule.fairness import Fairness
 from turnwise.schedule.stream import GroupStream, Slots, Used
 from turnwise.schedule.tasks import Draw

@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from running import SilentScreen, micro_recipe, untimed
-from turnwise import run
-from turnwise.build import build
+from support.running import SilentScreen, micro_recipe, untimed
+from turnwise.assemble.run import build
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
-from turnwise.schedule import clock
 from turnwise.schedule.workers import in_virtual_time
+from turnwise.testing import clock
+from turnwise.train import run
 from turnwise.types import turns_of
 
 
 def slow_recipe(folder, out, *overrides):
-    common = ("env.0.name=slow:Slow", "env.0.dataset=hops", "max_lag=2", "steps=4", "sft.updates=0")
+    common = ("env.0.name=support.slow:Slow", "env.0.dataset=hops", "max_lag=2", "steps=4", "sft.updates=0")
     exams = ("evaluation.every=0", "evaluation.final_tasks=4")
     return micro_recipe(folder, *common, *exams, f"out={folder / out}", *overrides)
 

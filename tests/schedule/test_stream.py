@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acting import Puppet, group, hang, limits, renderer, run, says
+from support.acting import Puppet, group, hang, limits, renderer, run, says
 from turnwise.engines.base import Sampling
 from turnwise.rollout.group import Practice
 from turnwise.schedule.stream import GroupStream, Slots

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from acting import group, run, trajectory
+from support.acting import group, run, trajectory
 from turnwise.schedule.stream import GroupStream, Slots
 from turnwise.schedule.take import RunStopped, Taken, take, why_dropped
 from turnwise.schedule.tasks import Draw

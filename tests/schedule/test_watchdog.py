@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from acting import Puppet, attempted
-from running import MICRO, untimed
+from support.acting import Puppet, attempted
+from support.running import MICRO, untimed
 from turnwise.envs.base import Reply
 from turnwise.rollout import leaving
 from turnwise.runs.checkpoint import latest_checkpoint
@@ -211,7 +211,16 @@ class Started:
         recipe.write_text(MICRO)
         env = f"env=[{{name='world:World',settings={{how='{how}',trigger='{self.trigger}'}}}}]"
         settings = ["sft.updates=0", "steps=100000", "evaluation.every=0", "runs.checkpoint_every=100000", env]
-        command = [sys.executable, "-m", "turnwise.cli", "train", str(recipe), f"out={self.out}", *settings, *overrides]
+        command = [
+            sys.executable,
+            "-m",
+            "turnwise.cli",
+            "train",
+            str(recipe),
+            f"out={self.out}",
+            *settings,
+            *overrides,
+        ]
         paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
         self.process = subprocess.Popen(
             command,

@@ -8,13 +8,13 @@ import json
 from functools import cache, partial
 from urllib.parse import urlsplit
 
-from acting import Puppet, byte_tokenizer, limits, run, says
+from support.acting import Puppet, byte_tokenizer, limits, run, says
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.rollout.agent import Attempt, attempt
-from turnwise.rollout.render import Renderer
-from turnwise.serve.agents import names_of, run_function
-from turnwise.serve.drive import Driver
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.serve.agents.agent import names_of, run_function
+from turnwise.serve.agents.drive import Driver
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.session import Session
 from turnwise.types import Task

@@ -7,8 +7,8 @@ import numpy as np
 import openai
 import pytest
 
-from acting import renderer, says
 from serve.serving import hermes, served
+from support.acting import renderer, says
 from turnwise.types import Break, Message, StopReason
 
 TOOL = {"name": "get", "description": "Where a name leads.", "parameters": {"type": "object", "properties": {}}}

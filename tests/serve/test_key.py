@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from acting import run
 from serve.malformed import CHAT
 from serve.serving import chat_body, make_session
-from turnwise.cli import main, parsed
+from support.acting import run
+from turnwise.cli.parser import main, parsed
 from turnwise.serve import registry
-from turnwise.serve.ask import Refusal
+from turnwise.serve.dialects.ask import Refusal
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.key import VARIABLE, find_key
 from turnwise.serve.registry import Registry

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from acting import byte_tokenizer, renderer, run, says, slot_engine, until
 from serve.malformed import CHAT, HEADERS, MESSAGES, RESPONSES, TEXT, VALID, bodies
 from serve.serving import chat_body, connect, hermes, make_session, post, served
+from support.acting import byte_tokenizer, renderer, run, says, slot_engine, until
 from turnwise.learn.attention import NAME, register
 from turnwise.learn.tiny import build_model
 from turnwise.serve.endpoint import Endpoint
@@ -187,7 +187,7 @@ def test_headers_that_say_nothing_sensible(headers):
 
 def test_results_of_many_calls_are_put_in_order_at_once():
     """Each took a walk over all calls before: minutes for a body of 8 MB."""
-    from turnwise.serve.ask import in_order
+    from turnwise.serve.dialects.ask import in_order
     from turnwise.types import Message
 
     class Name(str):

@@ -10,11 +10,11 @@ import urllib.request
 
 import pytest
 
-from acting import hang, run, says, until
 from serve.serving import chat_body, connect, hermes, post
-from turnwise.cli import main
+from support.acting import hang, run, says, until
+from turnwise.cli.parser import main
 from turnwise.learn.tiny import build_model, build_tokenizer
-from turnwise.serve.ask import Ask, Refusal
+from turnwise.serve.dialects.ask import Ask, Refusal
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.public import Public, sampling_of
 
@@ -88,7 +88,19 @@ def model(tmp_path_factory):
 
 
 def test_the_command_serves_a_model_until_it_is_told_to_stop(model):
-    command = [sys.executable, "-m", "turnwise.cli", "serve", str(model), "--port", "0", "--key", "k", "--name", "mine"]
+    command = [
+        sys.executable,
+        "-m",
+        "turnwise.cli",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--key",
+        "k",
+        "--name",
+        "mine",
+    ]
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings) as process:
         try:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from acting import hang, renderer, says, until
 from serve.serving import chat_body, connect, hermes, post, served
+from support.acting import hang, renderer, says, until
 from turnwise.types import Status
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

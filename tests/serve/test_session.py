@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from acting import hang, run, says, until
 from serve.serving import hermes, make_session
+from support.acting import hang, run, says, until
 from turnwise.engines.base import EngineFailure, Sampling
-from turnwise.serve.ask import Ask, Delivery, Refusal
+from turnwise.serve.dialects.ask import Ask, Delivery, Refusal
 from turnwise.types import Break, Message, Status, StopReason, ToolCall, Trajectory
 
 ONE, OTHER = Delivery(b"one"), Delivery(b"other")

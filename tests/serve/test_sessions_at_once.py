@@ -8,8 +8,8 @@ import resource
 import httpx2
 import numpy as np
 
-from acting import run, says
 from serve.serving import agent_of, driven, hermes, judged
+from support.acting import run, says
 from turnwise.rollout.agent import Attempt
 from turnwise.serve.call import Call
 from turnwise.serve.endpoint import Endpoint

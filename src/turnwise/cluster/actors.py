@@ -9,10 +9,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from turnwise.cluster.parcel import Parcel
+from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join
 from turnwise.cluster.ranked import LearnerLost
-from turnwise.cluster.site import Site
+from turnwise.weights.object_store import Parcel
 
 
 class RankActor:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Never
 
-from turnwise.cluster.parcel import opened
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
 from turnwise.cluster.ranked import LearnerLost
-from turnwise.engines.child import Child
+from turnwise.engines.remote.child import Child
+from turnwise.weights.object_store import opened
 
 GRACE = 10.0
 """Seconds that a process has to end by itself."""

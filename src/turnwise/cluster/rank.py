@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
 from turnwise.cluster.shard import reduce_sums, shard, whole
-from turnwise.learn.disturbance import Change
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
+from turnwise.learn.perturbation import Change
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import Reduce
 from turnwise.plan.plan import Plan

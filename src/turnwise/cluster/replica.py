@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.cluster.parcel import ObjectStore, Parcel, opened
-from turnwise.cluster.site import Site
+from turnwise.cluster.placement import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
-from turnwise.engines.router import Router
+from turnwise.engines.remote.router import Router
 from turnwise.types import Tokens
+from turnwise.weights.object_store import ObjectStore, Parcel, opened
 
 MakeEngine = Callable[[], Engine]
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from turnwise.credit.moments import Array, Credit, joined
+from turnwise.credit.returns import Array, Credit, joined
 from turnwise.credit.scope import LOG_RATIO_LIMIT, PerTurn, Scope, Sequences
 from turnwise.types import Group, turns_of
 

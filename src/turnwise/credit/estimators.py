@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from turnwise.credit.moments import Credit, Scores
+from turnwise.credit.returns import Credit, Scores
 from turnwise.credit.teaching import distill, imitate, none
 from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
 from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo

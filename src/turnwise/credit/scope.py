@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.credit.moments import Array, Credit, joined
+from turnwise.credit.returns import Array, Credit, joined
 from turnwise.types import Group, turns_of
 
 Scope = Literal["turn", "trajectory"]

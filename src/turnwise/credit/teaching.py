@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.credit.moments import Credit, Scores, policy_logprobs, scored, timeline
+from turnwise.credit.returns import Credit, Scores, policy_logprobs, scored, timeline
 from turnwise.types import Group, turns_of
 
 

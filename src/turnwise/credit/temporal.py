@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.credit.moments import (
+from turnwise.credit.returns import (
     Array,
     Credit,
     Moments,

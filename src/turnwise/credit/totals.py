@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.credit.moments import Array, Credit, Scores
+from turnwise.credit.returns import Array, Credit, Scores
 from turnwise.types import Group
 
 EPSILON = 1e-6

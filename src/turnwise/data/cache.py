@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from turnwise.runs.atomic import atomic_folder
+from turnwise.atomic import atomic_folder
 from turnwise.runs.checksums import Damaged, check_checksums, write_checksums
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from turnwise.atomic import write_atomically
 from turnwise.data.cache import cache_folder
-from turnwise.runs.atomic import write_atomically
 
 LARGE = 1 << 24
 """Bytes from which on a digest is remembered: of 16 GB it takes a good ten seconds."""

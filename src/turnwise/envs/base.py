@@ -154,7 +154,8 @@ class Environment(Protocol):
 
     A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
     classmethods `step_many(environments, messages) -> list[Reply | Exception]` and
-    `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in rollout/microbatch.py.
+    `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in
+    rollout/batching/microbatch.py.
     With `idempotent = True` a call that raised is made again, environment by environment.
 
     One whose every attempt is a process of its own says `costs_process = True`: how many are alive at once then goes by

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from turnwise.learn.disturbance import Change
 from turnwise.learn.objective import Objective
+from turnwise.learn.perturbation import Change
 from turnwise.plan.plan import Plan
 
 PerTurn = Sequence[NDArray[Any]]

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.learn.critic import Critic
-from turnwise.learn.disturbance import Change, Disturbance
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
+from turnwise.learn.perturbation import Change, Disturbance
 from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot

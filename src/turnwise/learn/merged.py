@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnwise.learn.attention import attention_of, states_of
-from turnwise.learn.exactness import ROWS, short_turns
+from turnwise.learn.model_checks import ROWS, short_turns
 from turnwise.plan.pack import pack
 
 TRIAL = 0.1

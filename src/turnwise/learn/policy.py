@@ -17,9 +17,9 @@ from turnwise.learn.alignment import align
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
 from turnwise.learn.contents import check_contents
-from turnwise.learn.exactness import Layout, check_layout, check_model, check_plan
 from turnwise.learn.head import token_logprobs
 from turnwise.learn.lora import add_adapters, base_of
+from turnwise.learn.model_checks import Layout, check_layout, check_model, check_plan
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.engines.base import Completion, Engine, Sampling
-from turnwise.engines.noise import seed_of
 from turnwise.envs.base import Environment, Reply
 from turnwise.envs.raised import Raised, carrying, home_of
 from turnwise.rollout.blame import blamed_task, border
@@ -21,7 +20,8 @@ from turnwise.rollout.failures import Failures
 from turnwise.rollout.leaving import leave_behind
 from turnwise.rollout.limits import Limits, abridged, text_bytes
 from turnwise.rollout.places import Supply, supplied
-from turnwise.rollout.render import Prompt, Renderer
+from turnwise.rollout.render.renderer import Prompt, Renderer
+from turnwise.seeds import seed_of
 from turnwise.types import Message, Status, Task, Trajectory, Turn
 
 log = logging.getLogger(__name__)

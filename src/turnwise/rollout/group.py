@@ -12,7 +12,7 @@ from turnwise.envs.base import Environment
 from turnwise.rollout.agent import Attempt, Play, attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.places import Supply, supplied
-from turnwise.rollout.render import Renderer
+from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Group, Status, Task, Trajectory
 
 Result = TypeVar("Result")

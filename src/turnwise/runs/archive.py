@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise.atomic import clear_leftovers, write_atomically
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
     bounds_of,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs.atomic import atomic_folder, clear_leftovers, remove_folder, replaced, write_atomically
+from turnwise.atomic import atomic_folder, clear_leftovers, remove_folder, replaced, write_atomically
 from turnwise.runs.checksums import NAME as CHECKSUMS
 from turnwise.runs.checksums import Damaged, check_checksums, write_checksums
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.runs.atomic import write_atomically
+from turnwise.atomic import write_atomically
 
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e8eaee"
 TRAINING = "#4c78a8"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.atomic import clear_leftovers, write_atomically
 from turnwise.runs.archive import Record, write_records
-from turnwise.runs.atomic import clear_leftovers, write_atomically
 from turnwise.types import Group, Trajectory, extends
 
 NAME = re.compile(r"step-(\d{6,})-([a-z]+)\.(?:parquet|jsonl)")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs import disk
-from turnwise.runs.atomic import clear_leftovers, write_atomically
+from turnwise import disk
+from turnwise.atomic import clear_leftovers, write_atomically
 from turnwise.runs.checksums import NAME as CHECKSUMS
 from turnwise.runs.checksums import check_checksums, check_file, checksum_line
 from turnwise.runs.lock import NAME as LOCK

@@ -12,8 +12,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from turnwise.atomic import sync_folder, write_atomically
 from turnwise.runs import archive, evaluations, tracker
-from turnwise.runs.atomic import sync_folder, write_atomically
 from turnwise.runs.checkpoint import Checkpoint, pointed_step, written_steps
 from turnwise.runs.folder import RunFolder
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from turnwise.runs.atomic import append_durably, write_atomically
+from turnwise.atomic import append_durably, write_atomically
 from turnwise.runs.checksums import Damaged
 
 NONFINITE = "nonfinite"

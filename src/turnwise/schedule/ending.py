@@ -60,7 +60,7 @@ def flush() -> None:
 
 def remove_shared_memory() -> None:
     """Remove published weights, where this process has published some."""
-    if (publishing := sys.modules.get("turnwise.sync.publisher")) is not None:
+    if (publishing := sys.modules.get("turnwise.weights.publisher")) is not None:
         publishing.close_all()
 
 

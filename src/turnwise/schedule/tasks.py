@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turnwise.engines.noise import seed_of
+from turnwise.seeds import seed_of
 from turnwise.types import Task
 
 

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.engines.base import shown
-from turnwise.serve import chat, completions, messages, responses
-from turnwise.serve.ask import Ask, Delivery, Refusal, read_json
 from turnwise.serve.call import Call
+from turnwise.serve.dialects import chat, completions, messages, responses
+from turnwise.serve.dialects.ask import Ask, Delivery, Refusal, read_json
 from turnwise.serve.registry import Registry, Serves
 
 log = logging.getLogger(__name__)

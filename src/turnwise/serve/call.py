@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import Completion, Engine, Sampling, shown
-from turnwise.rollout.render import Prompt, Renderer, frozen
-from turnwise.serve.answer import Answer
-from turnwise.serve.ask import Ask, Messages, Refusal, unfit
+from turnwise.rollout.render.renderer import Prompt, Renderer, frozen
+from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.ask import Ask, Messages, Refusal, unfit
 from turnwise.serve.history import Past
 from turnwise.types import Break, Message, StopReason, Turn
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from turnwise.serve.ask import Messages
+from turnwise.serve.dialects.ask import Messages
 from turnwise.types import Message, ToolSpec, Turn
 
 

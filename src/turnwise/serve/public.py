@@ -8,12 +8,10 @@ import time
 from typing import Any
 
 from turnwise.engines.base import Engine, Sampling
-from turnwise.engines.noise import seed_of
 from turnwise.rollout.agent import rendered
 from turnwise.rollout.limits import largest_text, num_bytes, text_bytes
-from turnwise.rollout.render import Renderer
-from turnwise.serve.answer import Answer
-from turnwise.serve.ask import Ask, Delivery, Refusal, unfit
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.seeds import seed_of
 from turnwise.serve.call import (
     Call,
     answer_of,
@@ -26,6 +24,8 @@ from turnwise.serve.call import (
     too_large,
     too_long,
 )
+from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.ask import Ask, Delivery, Refusal, unfit
 
 log = logging.getLogger(__name__)
 FOLLOWED = ("temperature", "top_p", "top_k", "seed")

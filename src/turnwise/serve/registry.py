@@ -10,9 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnwise.serve.answer import Answer
-from turnwise.serve.ask import Ask, Delivery, Refusal
 from turnwise.serve.call import Call
+from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.ask import Ask, Delivery, Refusal
 
 REMEMBERED = 4096
 """Keys of sessions that are over: who uses one is told so."""

@@ -12,9 +12,7 @@ import numpy as np
 from turnwise.engines.base import Engine, Sampling, shown
 from turnwise.rollout.agent import Attempt, rendered
 from turnwise.rollout.limits import Limits, num_bytes, text_bytes
-from turnwise.rollout.render import Prompt, Renderer, frozen
-from turnwise.serve.answer import Answer
-from turnwise.serve.ask import Ask, Delivery, Messages, Refusal, unfit
+from turnwise.rollout.render.renderer import Prompt, Renderer, frozen
 from turnwise.serve.call import (
     Call,
     answer_of,
@@ -27,6 +25,8 @@ from turnwise.serve.call import (
     too_large,
     too_long,
 )
+from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.ask import Ask, Delivery, Messages, Refusal, unfit
 from turnwise.serve.history import History, Past
 from turnwise.types import Break, Status, StopReason, Turn, extends
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from turnwise.engines.base import vocabulary_of
-from turnwise.engines.vllm import VllmEngine
-from turnwise.engines.vllm_local import LocalSettings, LocalVllm
-from turnwise.engines.vllm_server import VllmServer
-from turnwise.engines.vllm_transfer import BACKEND, FileTransfer
+from turnwise.engines.vllm.engine import VllmEngine
+from turnwise.engines.vllm.local import LocalSettings, LocalVllm
+from turnwise.engines.vllm.server import VllmServer
 from turnwise.learn.learner import save_policy
+from turnwise.weights.vllm_transfer import BACKEND, FileTransfer
 
 THREADS = 1
 
@@ -68,7 +68,7 @@ def server(folder: Path, *arguments: str, context: int, dev_mode=True, logprobs=
         *("--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
         *("--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20)),
         *("--distributed-executor-backend", "uni", "--logprobs-mode", logprobs),
-        *("--worker-extension-cls", "turnwise.engines.vllm_worker.Extension"),
+        *("--worker-extension-cls", "turnwise.engines.vllm.worker.Extension"),
         *("--weight-transfer-config", f'{{"backend": "{BACKEND}"}}'),
         *arguments,
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-from turnwise.engines.vllm_worker import FileEngine
+from turnwise.engines.vllm.worker import FileEngine
 
 STALE = "stale"
 

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from acting import inline
 from engines.conformance import stock, tokenizer_of_letters
 from engines.vllm.serving import local
-from sync.checking import learner_of
+from support.acting import inline
+from train.checking import learner_of
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.plan.pack import pack
-from turnwise.sync.check import Check
+from turnwise.train.weight_check import Check
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.vllm.serving import server
-from running import micro_recipe, resume, train, untimed
+from support.running import micro_recipe, resume, train, untimed
 from turnwise.learn.learner import save_policy
 
 VLLM = ("engine.name=vllm", "engine.cache=256", "rollout.turn_seconds=60")
@@ -56,7 +56,7 @@ def test_a_run_against_a_server(tmp_path):
     """Its model is another when the run begins: the first load replaces it."""
     import asyncio
 
-    from turnwise.build import model_and_tokenizer
+    from turnwise.assemble.run import model_and_tokenizer
 
     recipe = micro_recipe(tmp_path, *VLLM[:1], "seed=1", "rollout.turn_seconds=60", "steps=3")
     other = micro_recipe(tmp_path, "seed=1")

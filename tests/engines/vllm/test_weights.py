@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from acting import full_logprobs
 from engines.conformance import CONTEXT, END, prompts, stock, tokenizer_of_letters
 from engines.vllm.serving import local
-from turnwise.engines import vllm_local
+from support.acting import full_logprobs
+from support.paths import TESTS
 from turnwise.engines.base import EngineFailure, Sampling
-
-TESTS = Path(__file__).parents[2]
+from turnwise.engines.vllm import local as vllm_local
 
 
 async def gaps_after(loads, **settings):

@@ -1,9 +1,9 @@
 import pytest
 
-from acting import run
-from adapting import begun, check_independence, played, tasks_for, texts, total
+from support.acting import run
+from support.adapting import begun, check_independence, played, tasks_for, texts, total
+from turnwise.assemble.environments import environment_class
 from turnwise.envs.adapters.bfcl import read_calls
-from turnwise.mixture import environment_class
 from turnwise.types import Message, ToolCall
 
 BASE = "bfcl:multi_turn_base"

@@ -1,8 +1,8 @@
 import pytest
 
-from acting import run
-from adapting import check_independence, played, tasks_for, texts, total
-from turnwise.mixture import environment_class
+from support.acting import run
+from support.adapting import check_independence, played, tasks_for, texts, total
+from turnwise.assemble.environments import environment_class
 
 GUESS = "gem:game:GuessTheNumber-v0-easy"
 SLIDE = "gem:game:Game2048-v0-easy"

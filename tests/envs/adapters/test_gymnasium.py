@@ -1,9 +1,9 @@
 import pytest
 
-from acting import run
-from adapting import check_independence, played, tasks_for, texts, total
+from support.acting import run
+from support.adapting import check_independence, played, tasks_for, texts, total
+from turnwise.assemble.environments import environment_class
 from turnwise.envs.adapters.gymnasium import last_word
-from turnwise.mixture import environment_class
 
 EMPTY = "gymnasium:MiniGrid-Empty-Random-6x6-v0"
 CROSSING = "gymnasium:MiniGrid-SimpleCrossingS9N1-v0"

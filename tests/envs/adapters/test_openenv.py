@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from acting import run
-from adapting import begun, check_independence, played, tasks_for, texts, total
-from turnwise.mixture import environment_class
+from support.acting import run
+from support.adapting import begun, check_independence, played, tasks_for, texts, total
+from turnwise.assemble.environments import environment_class
 from turnwise.types import Message
 
 SERVER = Path(__file__).parent / "openenv_server.py"

@@ -1,13 +1,12 @@
 """What the page of the adapters shows was really played."""
 
 import runpy
-from pathlib import Path
 
 import pytest
 
+from support.paths import ROOT
 from turnwise.envs.adapters import ADAPTERS
 
-ROOT = Path(__file__).parents[3]
 MAKER = runpy.run_path(str(ROOT / "docs" / "make_adapters.py"))
 PAGE = (ROOT / "docs" / "envs" / "adapters.md").read_text()
 

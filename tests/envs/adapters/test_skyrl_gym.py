@@ -3,11 +3,11 @@ import sqlite3
 
 import pytest
 
-from acting import run
-from adapting import check_independence, played, texts, total
+from support.acting import run
+from support.adapting import check_independence, played, texts, total
+from turnwise.assemble.environments import environment_class, tasks_of
 from turnwise.envs.adapters.skyrl_gym import SkyRLGym
-from turnwise.mixture import environment_class, tasks_of
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.types import Message, Task
 
 

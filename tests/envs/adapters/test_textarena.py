@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from acting import run
-from adapting import check_independence, played, shown, tasks_for, texts, total
+from support.acting import run
+from support.adapting import check_independence, played, shown, tasks_for, texts, total
+from turnwise.assemble.environments import environment_class
 from turnwise.envs.adapters import adapted
 from turnwise.envs.adapters.textarena import TextArena
-from turnwise.mixture import environment_class
 from turnwise.types import Message, Task
 
 GUESS = "textarena:GuessTheNumber-v0"

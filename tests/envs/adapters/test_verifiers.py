@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from acting import run, says, until
-from running import micro_recipe, train
 from serve.serving import driven, hermes
-from turnwise.build import check
-from turnwise.cli import main
+from support.acting import run, says, until
+from support.paths import ROOT
+from support.running import micro_recipe, train
+from turnwise.assemble.environments import environment_class, environment_makers, plays_of, tasks_of
+from turnwise.assemble.run import check
+from turnwise.cli.parser import main
 from turnwise.envs.adapters import verifiers_process
-from turnwise.mixture import environment_class, environment_makers, plays_of, tasks_of
-from turnwise.recipes import parse_recipe
+from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.agent import Attempt
 from turnwise.runs import archive
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
-from turnwise.serve.agents import calling
+from turnwise.serve.agents.agent import calling
 from turnwise.serve.endpoint import Endpoint
 from turnwise.types import Break, Status, Task
 
-ROOT = Path(__file__).parents[3]
 WORLDS = Path(__file__).parent / "verifiers_worlds"
 PYTHON = os.path.abspath(os.environ.get("VERIFIERS_PYTHON") or ROOT / ".venv-verifiers" / "bin" / "python")
 LAB, TOOLED = "verifiers:lab", "verifiers:tooled"
@@ -345,7 +345,7 @@ def test_an_order_that_is_given_up_at_once_is_answered_all_the_same():
 
 HOLDER = """
 import signal, sys
-from turnwise.mixture import environment_class
+from turnwise.assemble.environments import environment_class
 kind = environment_class(sys.argv[1])
 kind.check_settings(python=sys.argv[2])
 print(kind.player(python=sys.argv[2]).living().process.pid, flush=True)

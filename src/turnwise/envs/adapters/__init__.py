@@ -10,7 +10,7 @@ import importlib.util
 from functools import cache
 from typing import Any
 
-from turnwise.envs.isolated import isolate
+from turnwise.envs.isolation.isolated import isolate
 
 ADAPTERS = {
     "bfcl": "turnwise.envs.adapters.bfcl:Bfcl",

@@ -68,7 +68,7 @@ class Registered(Adapter):
 
 def unknown(what: str, name: str, names: Iterable[str]) -> ValueError:
     """The error for a name that a library does not know, with the nearest one that it does."""
-    from turnwise.arguments import suggest  # with a library that no attempt needs
+    from turnwise.recipe.arguments import suggest  # with a library that no attempt needs
 
     return ValueError(f"{what} {name}{suggest(name, names)}")
 

@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from turnwise.envs.variables import passed_on
+from turnwise.envs.isolation.variables import passed_on
 from turnwise.types import Task
 
 PROGRAM = Path(__file__).with_name("verifiers_player.py")

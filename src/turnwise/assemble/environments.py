@@ -1,0 +1,242 @@
+"""The mixture of environments that a recipe trains on: their classes, their batched calls and their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from turnwise.assemble.task_tables import given_tasks
+from turnwise.cluster.remote_envs import Worlds
+from turnwise.envs.adapters import ADAPTERS, adapted
+from turnwise.envs.base import Environment
+from turnwise.envs.isolation.isolated import Isolated
+from turnwise.envs.isolation.own import isolated_class
+from turnwise.envs.isolation.variables import check_variables
+from turnwise.recipe import schema as config
+from turnwise.recipe.arguments import check_arguments, suggest
+from turnwise.recipe.built_in import BUILT_IN
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.schedule.tasks import TaskOrder
+from turnwise.serve.agents.agent import Agent, calling, find_agent, is_function
+from turnwise.serve.agents.drive import Driver
+from turnwise.serve.endpoint import Endpoint
+from turnwise.types import Task
+
+
+def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
+    """The class a recipe's `env.name` means: built in, of a library that has an adapter, or the user's own. A library's
+    process gets these variables beside the usual ones."""
+    target = BUILT_IN.get(name, name)
+    module, colon, attribute = target.partition(":")
+    if module in ADAPTERS:
+        return adapted(module, attribute, variables)
+    if not colon:
+        raise ValueError(f'env.name = "{name}" is not built in{suggest(name, BUILT_IN)} or write "module:Class"')
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        near = get_close_matches(module, ADAPTERS, n=1)
+        advice = f"did you mean {near[0]}:{attribute}?" if near else "is the module on PYTHONPATH?"
+        raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
+    except AttributeError:
+        raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
+    for method in ("open", "step", "close", "tasks"):
+        if not callable(getattr(found, method, None)):
+            raise ValueError(f'env.name = "{name}": {attribute} needs a method {method}')
+    return found
+
+
+def kind_of(entry: config.Environment) -> Any:
+    """The class that an entry of a recipe means, isolated where it says so."""
+    found = environment_class(entry.name, entry.variables)
+    if not entry.isolated:
+        return found
+    return isolated_class(BUILT_IN.get(entry.name, entry.name), found, entry.memory, entry.variables)
+
+
+def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
+    """By dataset: makes a fresh environment with the recipe's settings."""
+    makers: dict[str, Callable[[], Environment]] = {}
+    for entry in recipe.env:
+        found = kind_of(entry)
+        if not is_batchable(found) and (ignored := entry.batching.changed):
+            raise ValueError(
+                f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
+            )
+        if getattr(found, "reads_calls", False) and recipe.rollout.tools == "none":
+            raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
+        check_variables(entry.variables)
+        if entry.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
+            raise ValueError(
+                f"env.variables would be ignored: {entry.name} runs in the run's own process, which has them; remove it"
+            )
+        settings = check_arguments(entry.name, "env.settings", found, entry.settings)
+        if callable(check := getattr(found, "check_settings", None)):
+            check(**settings)
+        makers[entry.label] = partial(found, **settings)
+    return makers
+
+
+def has_process(found: Any) -> bool:
+    """Whether a class of environments runs in processes that are told their variables."""
+    return issubclass(found, Isolated) or hasattr(found, "agent_for")
+
+
+def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
+    """By dataset: who makes the turns, where an agent does, through the endpoint."""
+    return {
+        entry.label: Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once))
+        for entry in recipe.env
+        if (agent := agent_of(entry)) is not None
+    }
+
+
+def agent_of(entry: config.Environment) -> Agent | None:
+    """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
+    acts in it directly."""
+    found = kind_of(entry)
+    if getattr(found, "agent_for", None) is None:
+        return find_agent(entry.agent, entry.variables) if entry.agent else None
+    if entry.agent:
+        raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')
+    settings = check_arguments(entry.name, "env.settings", found, entry.settings)
+    return calling(found.agent_for(**settings), entry.name)
+
+
+def places_of(recipe: Recipe) -> dict[str, Places]:
+    """By dataset: how many of its environments may be alive at once. Those without a bound of their own share one: what
+    they take is the machine's."""
+    shared: dict[int, Places] = {}
+    places = {}
+    for entry in recipe.env:
+        limit = entry.max_open or (entry.agents_at_once if entry.is_driven else 0)
+        usual = usual_limit(kind_of(entry), entry.actors or None)
+        is_shared = not limit and not entry.actors
+        places[entry.label] = shared.setdefault(usual, Places(usual)) if is_shared else Places(limit or usual)
+    return places
+
+
+def supplies_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Supply]:
+    """By dataset: fresh environments, each called by itself, for demonstrations."""
+    places, failures = places_of(recipe), failures or Failures()
+    return {label: Supply(make, places[label], failures) for label, make in environment_makers(recipe).items()}
+
+
+def batches_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Batches]:
+    """By dataset: what puts calls of its environments together, for training and validation alike, or has them live
+    elsewhere."""
+    places, failures = places_of(recipe), failures or Failures()
+    return {entry.label: batches_for(recipe, entry, places[entry.label], failures) for entry in recipe.env}
+
+
+def batches_for(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
+    kind = kind_of(entry)
+    if entry.actors:
+        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster, places=places, failures=failures)
+    rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.turn_seconds
+    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, places=places, failures=failures)
+
+
+def batched_makers(recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool) -> dict[str, Supply]:
+    """By dataset: fresh environments whose calls are put together with others. Validation beside training takes half of
+    the places, so that its many attempts never keep training waiting."""
+    lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
+    supplies = {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
+    if not (validation and recipe.evaluation.overlap):
+        return supplies
+    halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
+    return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
+
+
+def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:
+    """By dataset: the tasks of a split, at most `count` of each."""
+    datasets = {}
+    for entry in recipe.env:
+        found = kind_of(entry)
+        if entry.data:
+            made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
+        else:
+            supplied = ("self", "split", "seed", "settings")
+            arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, supplied)
+            if "settings" in inspect.signature(found.tasks).parameters:
+                arguments["settings"] = check_arguments(entry.name, "env.settings", found, entry.settings)
+            made = found.tasks(split, recipe.seed if split == "train" else 0, **arguments)
+        tasks = [checked(task, entry.label) for task in islice(made, count)]
+        if not tasks:
+            raise ValueError(f"{entry.label} has no {split} tasks")
+        datasets[entry.label] = tasks
+    return datasets
+
+
+def read_tasks(recipe: Recipe, path: Path) -> list[Task]:
+    """Tasks from JSON lines like {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}. The dataset names an
+    environment of the recipe and may be left out where that has one; a mistake is named by line and field."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read tasks from {path} ({error.strerror}); give a number or a file") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from None
+    labels = [entry.label for entry in recipe.env]
+    tasks: dict[Task, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            task = task_of(json.loads(line), labels)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if task in tasks:
+            raise ValueError(f'{path}, line {number}: id "{task.id}" is that of line {tasks[task]}; give each its own')
+        tasks[task] = number
+    if not tasks:
+        raise ValueError(f"{path} holds no tasks; write one a line")
+    return list(tasks)
+
+
+def task_of(row: Any, labels: Sequence[str]) -> Task:
+    """The task that a row describes, for one of the environments with these labels."""
+    if not isinstance(row, dict):
+        raise ValueError(f'expected {{"id": ..., "dataset": ..., "data": {{...}}}}, got {type(row).__name__}')
+    fields: dict[str, Any] = {"id": None, "dataset": labels[0] if len(labels) == 1 else None, "data": {}}
+    for name in row:
+        if name not in fields:
+            raise ValueError(f'unknown field "{name}"{suggest(name, list(fields))}')
+    given = {**fields, **row}
+    if not isinstance(given["id"], str) or not given["id"]:
+        raise ValueError(f"id: needs to be a text, got {json.dumps(given['id'])}")
+    if given["dataset"] not in labels:
+        wanted = suggest(str(given["dataset"]), labels)
+        raise ValueError(f"dataset: {json.dumps(given['dataset'])} is no environment of the recipe{wanted}")
+    if not isinstance(given["data"], dict):
+        raise ValueError(f"data: needs to be an object, got {json.dumps(given['data'])}")
+    return Task(given["id"], given["dataset"], given["data"])
+
+
+def checked(task: Task, dataset: str) -> Task:
+    """The task under its dataset's name, once its data is known to be JSON: the archive will have to write it."""
+    if not isinstance(task, Task):
+        raise ValueError(f"{dataset}: tasks must be Task values, got {type(task).__name__}")
+    try:
+        json.dumps(task.data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{dataset}: the data of task {task.id} is not JSON: {error}") from None
+    return Task(task.id, dataset, task.data)
+
+
+def task_order(recipe: Recipe, datasets: Mapping[str, list[Task]]) -> TaskOrder:
+    return TaskOrder(datasets, {entry.label: entry.weight for entry in recipe.env}, recipe.seed)

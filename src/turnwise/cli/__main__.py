@@ -1,0 +1,5 @@
+"""`python -m turnwise.cli`."""
+
+from turnwise.cli.parser import program
+
+program()

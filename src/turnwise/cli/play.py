@@ -1,0 +1,57 @@
+"""A person in the model's place: the same agent loop, with an engine that asks at the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from turnwise.assemble.environments import environment_makers, plays_of, tasks_of
+from turnwise.assemble.run import check, endpoint_of, limits, roomy
+from turnwise.engines.base import Sampling
+from turnwise.engines.scripted import ScriptedEngine
+from turnwise.learn.policy import load_tokenizer
+from turnwise.learn.tiny import build_tokenizer
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.types import Tokens
+
+
+async def play(recipe: Recipe, number: int) -> int:
+    """One attempt at a held-out task by the person at the terminal."""
+    check(recipe)
+    tasks = [task for tasks in tasks_of(recipe, "heldout", number + 1).values() for task in tasks]
+    if number >= len(tasks):
+        raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
+    task = tasks[number]
+    # The words that a tiny tokenizer would learn are those of many conversations, and a person reads letters as well.
+    is_tiny = recipe.model.path == "tiny"
+    tokenizer = build_tokenizer([]) if is_tiny else load_tokenizer(recipe.model.path)
+    own = recipe.rollout
+    renderer = Renderer(tokenizer, own.history, own.tools, trust_text=own.trust_text)
+    shown: list[int] = []
+
+    async def ask(prompt: Tokens, session: str, seed: int) -> str:
+        known = len(shown) if prompt[: len(shown)].tolist() == shown else 0
+        if shown and not known:
+            print("\n--- the history was rewritten; this is the whole prompt ---")
+        print(renderer.decode(prompt[known:].tolist()), end="", flush=True)
+        shown[:] = prompt.tolist()
+        try:
+            return await asyncio.to_thread(input)
+        except EOFError:
+            raise KeyboardInterrupt from None
+
+    engine = ScriptedEngine(ask, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token)
+    bounds = roomy(recipe) if is_tiny else limits(recipe)
+    patient = replace(bounds, turn_seconds=86400.0, attempt_seconds=86400.0)
+    sampling = Sampling(bounds.max_action_tokens)
+    make = environment_makers(recipe)[task.dataset]
+    endpoint = endpoint_of(recipe)
+    playing = plays_of(recipe, endpoint).get(task.dataset)
+    try:
+        made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient, playing)
+    finally:
+        endpoint.close()
+    print(f"\n{made.status}: total reward {made.total:g} in {len(made.turns)} turns")
+    return 0

@@ -1,0 +1,136 @@
+"""Environments that live in actors of a Ray cluster: those that need a process, or a machine, of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from turnwise.cluster.placement import connect
+from turnwise.envs.base import Environment, Reply
+from turnwise.envs.raised import Raised, carrying
+from turnwise.recipe.schema import Cluster
+from turnwise.rollout.agent import call
+from turnwise.rollout.batching.batches import Batches, is_batchable
+from turnwise.rollout.batching.flush import Lockstep
+from turnwise.rollout.batching.microbatch import Lane
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.places import Places
+from turnwise.types import Message, Task
+
+
+class WorldActor:
+    """A process of the cluster with environments in it, by number."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self.make = make
+        self.open_ones: dict[int, Environment] = {}
+
+    async def open(self, number: int, task: Task) -> Reply:
+        with told():
+            self.open_ones[number] = self.make()
+            reply: Reply = await call(self.open_ones[number].open, task)
+        return reply
+
+    async def step(self, number: int, message: Message) -> Reply:
+        with told():
+            reply: Reply = await call(self.open_ones[number].step, message)
+        return reply
+
+    async def close(self, number: int) -> Reply | None:
+        environment = self.open_ones.pop(number, None)
+        with told():
+            reply: Reply | None = None if environment is None else await call(environment.close)
+        return reply
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An error brings along where it came from: Ray does not send tracebacks with the error itself."""
+    try:
+        yield
+    except Exception as error:
+        carrying(error, Raised.of(error))
+        raise
+
+
+class Worlds(Batches):
+    """Actors that the environments of one class are spread over, one after the other. Their calls are not put together.
+
+    Example:
+        worlds = Worlds(Browser, actors=8, cluster=recipe.cluster)
+        make = worlds.wrap(partial(Browser, headless=True), lane)
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        *,
+        actors: int,
+        cluster: Cluster,
+        places: Places | None = None,
+        failures: Failures | None = None,
+    ) -> None:
+        if is_batchable(kind):
+            raise ValueError(
+                f"env.actors would keep calls of {kind.__name__} from being put together by its step_many; remove one"
+            )
+        super().__init__(kind, rule=Lockstep(), slots=1, call_seconds=None, places=places, failures=failures)
+        self.num_actors = actors
+        self.cluster = cluster
+        self.actors: list[Any] = []
+        self.numbers = count()
+
+    def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
+        """A maker of environments in actors, which start with the first of them."""
+
+        def world() -> Environment:
+            if not self.actors:
+                self.start(make)
+            number = next(self.numbers)
+            return World(self.actors[number % self.num_actors], number)
+
+        return world
+
+    def start(self, make: Callable[[], Environment]) -> None:
+        import ray
+
+        connect(self.cluster)
+        actor = ray.remote(WorldActor).options(num_cpus=1, max_concurrency=100_000)
+        self.actors = [actor.remote(make) for _ in range(self.num_actors)]
+
+    def close(self) -> None:
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+
+
+class World:
+    """`Environment` in an actor. An error there is the same error here; an actor that dies fails its attempts."""
+
+    def __init__(self, actor: Any, number: int) -> None:
+        self.actor = actor
+        self.number = number
+
+    async def open(self, task: Task) -> Reply:
+        reply: Reply = await self.answer(self.actor.open.remote(self.number, task))
+        return reply
+
+    async def step(self, message: Message) -> Reply:
+        reply: Reply = await self.answer(self.actor.step.remote(self.number, message))
+        return reply
+
+    async def close(self) -> Reply | None:
+        reply: Reply | None = await self.answer(self.actor.close.remote(self.number))
+        return reply
+
+    async def answer(self, asked: Any) -> Any:
+        from ray.exceptions import RayTaskError
+
+        try:
+            return await asked
+        except RayTaskError as error:
+            raise error.cause from None

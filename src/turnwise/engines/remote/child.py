@@ -1,0 +1,118 @@
+"""A child: a process of ours that computes, hears no key of the terminal, and ends with the one that started it.
+
+It starts with nothing but a line, and is told over it what to do. Nothing large goes along with the start itself, where
+nobody would notice that the reader has died: multiprocessing's `start` writes all arguments into a pipe whose other end
+it holds open itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+START = "from turnwise.engines.remote.child import main; main()"
+SIZE = 8
+"""Bytes that say how long a message is."""
+
+
+class Child:
+    """A fresh interpreter in a session of its own. `work` tells it what to do, `line` is for whatever that says.
+
+    A signal to the run, or to all processes of its terminal, is for the run: it ends its children when it can. However
+    the run ends, the kernel closes its end of a pipe that the child watches.
+
+    Example:
+        child = Child("rank 0")
+        child.work(serve, place)    # serve(line, place) over there
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.line, there = socket.socketpair()
+        watched, self.life = os.pipe()
+        try:
+            paths = os.pathsep.join(path for path in sys.path if path)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, str(there.fileno()), str(watched)],
+                pass_fds=[there.fileno(), watched],
+                env={**os.environ, "PYTHONPATH": paths},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            self.line.close()
+            os.close(self.life)
+            raise
+        finally:
+            there.close()
+            os.close(watched)
+
+    def work(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have it call function(line, *arguments). Returns when it has read that; OSError where it is dead."""
+        data = pickle.dumps((function, arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        self.line.sendall(len(data).to_bytes(SIZE, "little"))
+        self.line.sendall(data)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        """What it ended with; None while it lives."""
+        return self.process.poll()
+
+    def end(self, seconds: float) -> None:
+        """Wait for it to end by itself, which it does when its line is closed, and then no longer."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        life, self.life = self.life, -1
+        if life >= 0:
+            os.close(life)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+# ---------------------------------------------------------------- the other process
+
+
+def main() -> None:
+    line, watched = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    threading.Thread(target=end_with_parent, args=(watched,), daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    try:
+        function, arguments = pickle.loads(exactly(line, int.from_bytes(exactly(line, SIZE), "little")))
+    except (EOFError, OSError):
+        os._exit(1)  # whoever started it has ended already
+    function(line, *arguments)
+
+
+def end_with_parent(watched: int) -> None:
+    with suppress(OSError):
+        os.read(watched, 1)
+    os._exit(1)
+
+
+def exactly(line: socket.socket, size: int) -> bytearray:
+    """So many bytes of the line, without a second copy of them."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        count = line.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return found

@@ -1,0 +1,226 @@
+"""An engine in a process of its own: it samples while this one learns, and neither waits for the other's interpreter.
+
+A call is one message there and one back. Weights go through memory that both processes see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
+from turnwise.engines.remote.child import Child
+from turnwise.engines.remote.wire import Wire, framed
+from turnwise.types import Tokens
+from turnwise.weights.published import Published
+from turnwise.weights.publisher import Publisher
+from turnwise.weights.skeleton import filled
+
+MakeEngine = Callable[[Any, int], Engine]
+"""(model, version of its weights) -> an engine, in another process."""
+GRACE = 5.0
+"""Seconds that a process has to end by itself."""
+NOBODY = -1
+"""The number of a message that answers no call."""
+
+
+class ProcessEngine:
+    """`Engine` in a process that starts here, reads the newest weights that are published, and ends with this one.
+
+    Example:
+        publisher = Publisher()
+        publisher.publish(model.state_dict(), version)
+        engine = ProcessEngine(make, outline_of(model), publisher, context=4096)
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self, make: MakeEngine, outline: bytes, publisher: Publisher, *, context: int, name: str = "engine"
+    ) -> None:
+        """`make` gets the model of the outline, in the other process."""
+        self.publisher = publisher
+        self.context = context
+        self.name = name
+        self.process = Child(name)
+        self.line = self.process.line
+        with suppress(OSError):  # one that is dead already is noticed by the first call
+            self.process.work(serve, make, outline, publisher.folder)
+        self.wire: Wire | None = None
+        self.connecting = asyncio.Lock()
+        self.listening: asyncio.Task[None] | None = None
+        self.numbers = count()
+        self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.over = ""
+        """Why nothing is answered any more; empty while it is."""
+
+    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
+        tokens = checked_prompt(prompt, seed, context=self.context)
+        completion: Completion = await self.ask("generate", tokens, sampling, session, seed)
+        for array in (completion.tokens, completion.logprobs, completion.versions):
+            array.flags.writeable = False
+        return completion
+
+    async def abort(self, session: str) -> None:
+        await self.ask("abort", session)
+
+    async def load(self, weights: Mapping[str, Any], version: int) -> None:
+        publish = self.publisher.publish
+        there = weights if isinstance(weights, Published) else await asyncio.to_thread(publish, weights, version)
+        await self.ask("load", there.path, version)
+
+    async def forget(self) -> None:
+        await self.ask("forget")
+
+    async def pause(self) -> None:
+        await self.ask("pause")
+
+    async def resume(self) -> None:
+        await self.ask("resume")
+
+    async def check(self) -> None:
+        """Returns when the engine answers."""
+        await self.ask("check")
+
+    async def close(self) -> None:
+        self.end("it was closed")
+        if self.listening is not None:
+            self.listening.cancel()
+            await asyncio.gather(self.listening, return_exceptions=True)
+        if self.wire is not None:
+            self.wire.close()
+        self.line.close()
+        await asyncio.to_thread(self.wait)
+
+    def wait(self) -> None:
+        """Wait for the process to end; one that does not is killed."""
+        self.process.end(GRACE)
+
+    # ------------------------------------------------------------ calls
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """What a method gives in the other process."""
+        wire = await self.connected()
+        if self.over:
+            raise EngineFailure(self.over)
+        number = next(self.numbers)
+        call = self.calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            wire.send((number, method, arguments))
+            return await call
+        except asyncio.CancelledError:
+            wire.send((NOBODY, "cancel", (number,)))
+            raise
+        finally:
+            del self.calls[number]
+
+    async def connected(self) -> Wire:
+        async with self.connecting:  # which lets calls on in the order they came
+            if self.wire is None:
+                self.wire = await Wire.over(self.line)
+                self.listening = asyncio.create_task(self.listen(self.wire), name=f"{self.name} listens")
+            return self.wire
+
+    async def listen(self, wire: Wire) -> None:
+        """Hand answers to those who wait for them, until there are no more."""
+        reason = ""
+        try:
+            while True:
+                number, error, answer = await wire.receive()
+                if number == NOBODY:
+                    reason = f": {answer}"
+                elif (call := self.calls.get(number)) is not None and not call.done():
+                    if error is None:
+                        call.set_result(answer)
+                    else:
+                        call.set_exception(error(answer))
+        except EOFError:
+            await asyncio.to_thread(self.wait)
+            self.end(f"process {self.process.pid} of it ended with code {self.process.code}{reason}")
+
+    def end(self, reason: str) -> None:
+        """Fail what is under way and all that comes."""
+        self.over = self.over or f"{self.name} is gone: {reason}"
+        for call in self.calls.values():
+            if not call.done():
+                call.set_exception(EngineFailure(self.over))
+
+
+# ---------------------------------------------------------------- the other process
+
+
+def serve(line: socket.socket, make: MakeEngine, outline: bytes, folder: Path) -> None:
+    """Answer calls until the other end is closed, by whatever closes it."""
+    try:
+        with Published.newest(folder) as weights:
+            engine = make(filled(outline, weights), weights.version)
+        asyncio.run(Server(engine).serve(line))
+    except Exception as error:  # whatever it is, the one who calls shall read it
+        traceback.print_exc()
+        with suppress(OSError):
+            line.setblocking(True)
+            line.sendall(framed((NOBODY, None, f"{type(error).__name__}: {error}")))
+        os._exit(1)
+    os._exit(0)  # to take the interpreter apart takes long, and frees nothing that would not be freed anyhow
+
+
+class Server:
+    """Makes the calls of a wire to an engine, each as it comes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.calls: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, line: socket.socket) -> None:
+        wire = await Wire.over(line)
+        with suppress(EOFError):
+            while True:
+                number, method, arguments = await wire.receive()
+                if method == "cancel":
+                    if (call := self.calls.get(arguments[0])) is not None:
+                        call.cancel()
+                    continue
+                task = self.calls[number] = asyncio.create_task(self.answer(wire, number, method, arguments))
+                task.add_done_callback(partial(self.ended, number))
+
+    async def answer(self, wire: Wire, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            wire.send((number, None, await getattr(self, method)(*arguments)))
+        except ValueError as error:
+            wire.send((number, ValueError, str(error)))
+        except Exception as error:
+            wire.send((number, EngineFailure, str(error)))
+
+    def ended(self, number: int, _: asyncio.Task[None]) -> None:
+        del self.calls[number]
+
+    async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> Completion:
+        return await self.engine.generate(prompt, sampling, session=session, seed=seed)
+
+    async def abort(self, session: str) -> None:
+        await self.engine.abort(session)
+
+    async def load(self, path: Path, version: int) -> None:
+        with Published(path) as weights:
+            await self.engine.load(weights, version)
+
+    async def forget(self) -> None:
+        await self.engine.forget()
+
+    async def pause(self) -> None:
+        await self.engine.pause()
+        await asyncio.sleep(0)  # calls that ended before it are answered before it
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+
+    async def check(self) -> None:
+        return None

@@ -1,0 +1,129 @@
+"""The in-process engine: continuous batching on a transformers module, driven from the event loop.
+
+At lag 0 the module is the learner's own and a step runs in the event loop itself, once every coroutine that can run
+waits for it, so that a run is a deterministic function of its seed. With lag it owns a copy and steps in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.slots.model import Ended, SlotModel
+from turnwise.engines.slots.request import Request
+from turnwise.types import StopReason, Tokens
+
+Run = Callable[..., Any]
+
+
+class SlotEngine:
+    """`Engine` over a `SlotModel`. `run(function, *args)` is awaited to call the model: inline, or in a thread."""
+
+    def __init__(self, model: SlotModel, *, run: Run, shares_weights: bool) -> None:
+        self.model = model
+        self.run = run
+        self.shares_weights = shares_weights
+        self.context = model.context
+        self.arrivals: list[Request] = []
+        self.departures: list[Request] = []
+        self.wake = asyncio.Event()
+        self.lock = asyncio.Lock()  # held while the model computes or loads
+        self.running = asyncio.Event()
+        self.running.set()
+        self.driver: asyncio.Task[None] | None = None
+
+    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
+        tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
+        if sampling.max_tokens == 0:
+            return nothing(StopReason.length)
+        if self.driver is None or self.driver.done():
+            self.driver = asyncio.create_task(self.drive(), name="slot engine")
+        request = Request(tokens, sampling, session, seed, asyncio.get_running_loop().create_future())
+        self.arrivals.append(request)
+        self.wake.set()
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self.departures.append(request)
+            self.wake.set()
+            raise
+
+    async def drive(self) -> None:
+        """Step while there is work; every coroutine that can run gets to submit its request before each step."""
+        while True:
+            if not (self.arrivals or self.departures or self.model.busy):
+                self.wake.clear()
+                await self.wake.wait()
+            await self.settle()
+            while not self.running.is_set():
+                await self.running.wait()
+            async with self.lock:
+                self.hand_over()
+                try:
+                    done = await self.run(self.model.step)
+                except Exception as error:  # a failed step fails the calls in flight, not the run
+                    self.fail(self.model.drop_all(), error)
+                    continue
+            self.answer(done)
+
+    async def settle(self) -> None:
+        quiet = 0
+        while quiet < 2:
+            seen = len(self.arrivals)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self.arrivals) == seen else 0
+
+    def hand_over(self) -> None:
+        for request in self.departures:
+            if request in self.arrivals:
+                self.arrivals.remove(request)
+            self.model.cancel(request)
+        for request in self.arrivals:
+            self.model.submit(request)
+        self.arrivals, self.departures = [], []
+
+    def answer(self, done: list[Ended]) -> None:
+        for request, outcome in done:
+            if request.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                request.future.set_exception(outcome)
+            else:
+                request.future.set_result(outcome)
+
+    def fail(self, requests: list[Request], error: Exception) -> None:
+        for request in requests:
+            if not request.future.done():
+                request.future.set_exception(EngineFailure(f"the engine failed: {error}"))
+
+    async def abort(self, session: str) -> None:
+        async with self.lock:
+            self.hand_over()
+            self.answer(self.model.abort(session))
+
+    async def load(self, weights: Mapping[str, Any], version: int) -> None:
+        async with self.lock:
+            await self.run(self.model.load, {} if self.shares_weights else weights, version)
+
+    async def forget(self) -> None:
+        async with self.lock:
+            self.model.forget()
+
+    async def pause(self) -> None:
+        """Sample nothing more until `resume`; calls in flight wait. Returns once the present step is over."""
+        self.running.clear()
+        async with self.lock:
+            return
+
+    async def resume(self) -> None:
+        self.running.set()
+
+    async def close(self) -> None:
+        if self.driver is not None:
+            self.driver.cancel()
+            await asyncio.gather(self.driver, return_exceptions=True)
+            self.driver = None
+        self.fail([*self.arrivals, *self.model.drop_all()], RuntimeError("it was closed"))
+        self.arrivals = []

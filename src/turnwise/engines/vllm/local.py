@@ -1,0 +1,247 @@
+"""A vLLM of our own: its AsyncLLM in this process, its computation in a child of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.engines.vllm.service import Answer, Call, Span
+from turnwise.types import TurnTiming
+from turnwise.weights.vllm_transfer import BACKEND, MEMORY
+
+MIB = 1 << 20
+DEFAULT_CACHE = 1024
+"""MiB on a CPU, where vLLM would take most of the memory."""
+BLOCK = 32
+"""Tokens per block of the cache on a CPU, and so the least that two calls can share; vLLM's own choice is 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """How a vLLM of our own is made.
+
+    Example:
+        LocalSettings(slots=64, dtype="float32", device="cpu", threads=1)
+    """
+
+    slots: int
+    """Calls computed together."""
+    dtype: str
+    device: str
+    """cpu or cuda."""
+    threads: int
+    """On a CPU."""
+    cache: int = 0
+    """MiB of keys and values; 0 for 1024 on a CPU and for what `memory` leaves on a GPU."""
+    pass_tokens: int = 2048
+    """Tokens per pass."""
+    memory: float = 0.5
+    """Share of a GPU."""
+    eager: bool = True
+    """Whether the model is neither compiled nor captured as graphs."""
+    tensor_parallel: int = 1
+    transfer: str = "file"
+
+
+class LocalVllm:
+    """`Service` that starts a vLLM on a model that `save` writes into a folder."""
+
+    def __init__(self, save: Callable[[Path], None], settings: LocalSettings) -> None:
+        self.save = save
+        self.settings = settings
+        self.llm: Any = None
+        self.folder: Any = None
+
+    async def start(self, context: int) -> None:
+        if self.llm is None:
+            self.create(context)
+        # It says that it is ready a little before it has read the folder for the last time.
+        await self.alive(self.llm.get_weight_version())
+        self.folder.cleanup()
+
+    def create(self, context: int) -> None:
+        """Start vLLM's process. It takes its time, and nothing else happens in this one meanwhile."""
+        self.folder = tempfile.TemporaryDirectory(prefix="turnwise-", dir=MEMORY if MEMORY.is_dir() else None)
+        self.save(Path(self.folder.name))
+        with environment(quiet(self.settings)):
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.usage.usage_lib import UsageContext
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.executor import Executor
+
+            arguments = AsyncEngineArgs(model=self.folder.name, **engine_arguments(self.settings, context))
+            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            with environment(of_children(self.settings)):
+                self.llm = AsyncLLM(
+                    config,
+                    Executor.get_class(config),
+                    log_stats=False,
+                    log_requests=False,
+                    stat_loggers=[silent_logger()],  # that there is one has vLLM measure each request
+                )
+
+    async def alive(self, answer: Awaitable[Any]) -> Any:
+        """What vLLM's process answers; where it dies, vLLM itself would wait for ever."""
+        waiting = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait({waiting}, timeout=1.0))[0]:
+                if self.llm is None or self.llm.errored:
+                    raise RuntimeError("its process has ended; what it said last is above")
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def generate(self, call: Call) -> Answer:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        prompt = tokens_input(call.prompt, cache_salt=call.salt)
+        sampling = SamplingParams(**call.sampling, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True)
+        last: Any = None
+        async for output in self.llm.generate(prompt, sampling, call.name, session_id=call.session):
+            last = output
+        [found] = last.outputs
+        logprobs = found.logprobs
+        return Answer(
+            tokens=list(found.token_ids),
+            logprobs=[logprobs.logprobs[place] for place in logprobs.start_indices] if logprobs else [],
+            spans=[Span(span.version, span.start, span.end) for span in found.weight_versions or ()],
+            finish=found.finish_reason,
+            stop=found.stop_reason,
+            timing=timing_of(last.metrics),
+        )
+
+    async def abort(self, name: str) -> None:
+        await self.llm.abort(name)
+
+    async def pause(self) -> None:
+        await self.alive(self.llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def resume(self) -> None:
+        await self.alive(self.llm.resume_generation())
+
+    async def name_version(self, version: str) -> None:
+        await self.alive(self.llm.update_weight_version(version))
+
+    async def init_transfer(self, info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self.alive(self.llm.init_weight_transfer_engine(WeightTransferInitRequest(info)))
+
+    async def start_update(self) -> None:
+        await self.alive(self.llm.start_weight_update())
+
+    async def update(self, info: Any) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self.alive(self.llm.update_weights(WeightTransferUpdateRequest(info)))
+
+    async def finish_update(self, version: str) -> None:
+        await self.alive(self.llm.finish_weight_update(version))
+
+    async def num_workers(self) -> int:
+        return int(self.llm.vllm_config.parallel_config.world_size_across_dp)
+
+    async def close(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+
+def engine_arguments(settings: LocalSettings, context: int) -> dict[str, Any]:
+    """What vLLM is told about itself."""
+    found = {
+        "max_model_len": context,
+        "dtype": settings.dtype,
+        "max_num_seqs": settings.slots,
+        "max_num_batched_tokens": settings.pass_tokens,
+        "enforce_eager": settings.eager,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # those of the distribution sampled from
+        "generation_config": "vllm",  # and not the model folder's own, which may have a top-p
+        "seed": 0,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "weight_transfer_config": {"backend": BACKEND if settings.transfer == "file" else settings.transfer},
+        "worker_extension_cls": "turnwise.engines.vllm.worker.Extension",
+    }
+    cache = settings.cache or (DEFAULT_CACHE if settings.device == "cpu" else 0)
+    found |= {"kv_cache_memory_bytes": cache * MIB} if cache else {"gpu_memory_utilization": settings.memory}
+    if settings.tensor_parallel == 1:
+        found["distributed_executor_backend"] = "uni"
+    if settings.device == "cpu":
+        # A prompt that is computed in parts would take back noise it has drawn, which a CPU's generators cannot.
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(settings.pass_tokens, context)}
+        found |= {"block_size": BLOCK, **whole}
+    return found
+
+
+def quiet(settings: LocalSettings) -> dict[str, str]:
+    """vLLM's own variables, read when it is imported and when it starts processes; what a person has set comes
+    first."""
+    found = {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would inherit the learner's threads, and hang
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if settings.transfer == "ipc":
+        found["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a handle to memory of a GPU travels as a pickle
+    if settings.device == "cpu":
+        found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner computes on the same cores
+        found["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process and not two; AsyncLLM has at least that
+    return {name: os.environ.get(name, value) for name, value in found.items()}
+
+
+def of_children(settings: LocalSettings) -> dict[str, str]:
+    """Variables for vLLM's processes that would do harm in this one."""
+    if settings.device != "cpu":
+        return {}
+    # Without a compiler: the first call would wait for it, for the sake of two small functions.
+    return {"OMP_NUM_THREADS": str(settings.threads), **({"TORCHDYNAMO_DISABLE": "1"} if settings.eager else {})}
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have variables set for the processes that start meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def timing_of(metrics: Any) -> TurnTiming:
+    if metrics is None or not metrics.first_token_ts:
+        return TurnTiming()
+    return TurnTiming(
+        queued=max(0.0, metrics.scheduled_ts - metrics.queued_ts),
+        prefill=max(0.0, metrics.first_token_ts - metrics.scheduled_ts),
+        decode=max(0.0, metrics.last_token_ts - metrics.first_token_ts),
+    )
+
+
+def silent_logger() -> Any:
+    """A logger of vLLM's statistics that says nothing."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Silent(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            return None
+
+        def record(self, *arguments: Any, **named: Any) -> None:
+            return None
+
+        def log_engine_initialized(self) -> None:
+            return None
+
+    return Silent

@@ -1,0 +1,268 @@
+"""Environments in processes of their own: for libraries with global random numbers, module state, or a will to crash.
+
+A library is imported once, in a process that does nothing else (zygote.py), and every attempt is a fork of that
+process: it takes milliseconds and about a megabyte, sees nothing of other attempts, and a crash or a time-out costs one
+attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import cache, wraps
+from itertools import count
+from random import Random
+from typing import Any, ClassVar
+
+from turnwise.envs.base import Reply
+from turnwise.envs.isolation.frames import (
+    HEAD,
+    framed,
+    length_of,
+    message_of,
+    packed_message,
+    packed_task,
+    receive,
+    reply_of,
+    send,
+)
+from turnwise.envs.isolation.variables import passed_on
+from turnwise.envs.isolation.zygote import FORK, KILL, order_of
+from turnwise.envs.raised import carrying, unpacked
+from turnwise.types import Message, Task
+
+START = "from turnwise.envs.isolation.zygote import main; main()"
+SURROUNDINGS = {
+    "PYTHONHASHSEED": "0",  # some libraries write down sets
+    "OMP_NUM_THREADS": "1",  # a process with threads cannot be forked safely
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "SDL_VIDEODRIVER": "dummy",
+}
+GRACE = 5.0
+"""Seconds that a process has to end by itself."""
+EXPERT_SECONDS = 60.0
+"""How long an expert may think: the run waits for it."""
+CHECK_SECONDS = 300.0
+"""How long the import of a library and a look at its names may take."""
+
+
+class ProcessFailure(RuntimeError):
+    """The process of an environment has ended, or the environment has raised there."""
+
+
+class Nursery:
+    """The process that environments of one adapter are forked from; another one starts where it has died."""
+
+    def __init__(self, target: str, variables: tuple[str, ...] = ()) -> None:
+        self.target = target
+        self.variables = variables
+        self.lock = threading.Lock()
+        self.numbers = count()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.line: socket.socket | None = None
+
+    def fork(self, name: str) -> tuple[int, socket.socket]:
+        """A number and a line to a new child, which answers as soon as the library is imported."""
+        here, there = socket.socketpair()
+        try:
+            with self.lock, there:
+                if self.process is None or self.process.poll() is not None:
+                    self.start()
+                number = next(self.numbers)
+                order = order_of(FORK, number, name)
+                try:
+                    socket.send_fds(self.living, [order], [there.fileno()])
+                except OSError:  # it died just now
+                    self.start()
+                    socket.send_fds(self.living, [order], [there.fileno()])
+        except BaseException:
+            here.close()
+            raise
+        return number, here
+
+    def kill(self, number: int) -> None:
+        """End a child, whatever it is doing."""
+        with self.lock, suppress(OSError):
+            self.living.sendall(order_of(KILL, number))
+
+    @property
+    def living(self) -> socket.socket:
+        assert self.line is not None
+        return self.line
+
+    def start(self) -> None:
+        self.end()
+        self.line, there = socket.socketpair()
+        with there:
+            paths = os.pathsep.join(path for path in sys.path if path)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, self.target, str(there.fileno())],
+                pass_fds=[there.fileno()],
+                env={**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
+            )
+
+    def end(self) -> None:
+        """End the process and its children."""
+        if self.line is not None:
+            self.line.close()
+        if self.process is not None:
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process = self.line = None
+
+
+def nursery_of(target: str, variables: tuple[str, ...] = ()) -> Nursery:
+    """The one for an adapter whose processes get these variables beside the usual ones."""
+    return kept_nursery(target, variables)
+
+
+@cache
+def kept_nursery(target: str, variables: tuple[str, ...]) -> Nursery:
+    nursery = Nursery(target, variables)
+    atexit.register(nursery.end)
+    return nursery
+
+
+class Isolated:
+    """`Environment` in a process of its own. One that hangs is killed when it is closed; one that dies fails its
+    attempt, and the next has another process."""
+
+    costs_process: ClassVar[bool] = True
+    kind: ClassVar[Any]
+    """The adapter's class, for one of the library's environments."""
+    target: ClassVar[str]
+    """Where the process finds the adapter's class."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.number = -1
+        self.line: socket.socket | None = None
+        self.busy = False
+
+    @property
+    def nursery(self) -> Nursery:
+        return nursery_of(self.target, getattr(self.kind, "variables", ()))
+
+    async def open(self, task: Task) -> Reply | None:
+        self.number, self.line = self.nursery.fork(self.kind.name)
+        self.line.setblocking(False)
+        return reply_of(await self.ask("open", self.settings, packed_task(task)))
+
+    async def step(self, message: Message) -> Reply | None:
+        return reply_of(await self.ask("step", packed_message(message)))
+
+    async def close(self) -> Reply | None:
+        """Close the environment where it can be asked, and let go of the process in any case."""
+        if self.line is None:
+            return None
+        try:
+            return None if self.busy else reply_of(await self.ask("close"))
+        finally:
+            if self.busy:
+                self.nursery.kill(self.number)
+            self.line.close()
+            self.line = None
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """What a method gives in the process. A call that is given up leaves it busy."""
+        line, loop = self.line, asyncio.get_running_loop()
+        assert line is not None, "it was not opened"
+        self.busy = True
+        try:
+            await loop.sock_sendall(line, framed([method, arguments]))
+            head = await exactly(loop, line, HEAD)
+            answer = json.loads(await exactly(loop, line, length_of(head)))
+        except (EOFError, OSError):
+            raise ProcessFailure(f"the process of {self.kind.name} ended in the middle of {method}") from None
+        self.busy = False
+        return result_of(answer)
+
+    def ask_expert(self, noise: float, random: Random) -> str | Message:
+        """What an expert would say now."""
+        assert self.line is not None, "it was not opened"
+        self.busy = True
+        answer = asked(self.line, EXPERT_SECONDS, "demonstrate", noise, random.getrandbits(63))
+        self.line.setblocking(False)
+        self.busy = False
+        return answer if isinstance(answer, str) else message_of(answer)
+
+
+def asked(line: socket.socket, seconds: float, method: str, *arguments: Any) -> Any:
+    """What a method gives in a process, waited for."""
+    line.settimeout(seconds)
+    try:
+        send(line, [method, arguments])
+        return result_of(receive(line))
+    except (EOFError, OSError):
+        raise ProcessFailure(f"the process of an environment gave no answer to {method}") from None
+
+
+def result_of(answer: dict[str, Any]) -> Any:
+    if "answer" in answer:
+        return answer["answer"]
+    error = ValueError(answer["mistake"]) if "mistake" in answer else ProcessFailure(answer["failure"])
+    raise carrying(error, unpacked(answer["raised"]))
+
+
+async def exactly(loop: asyncio.AbstractEventLoop, line: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = await loop.sock_recv(line, min(size - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def isolate(kind: Any, target: str) -> type[Isolated]:
+    """The class of a library's environment, with each of its attempts in a process of its own. Settings and tasks are
+    those of the adapter's class."""
+
+    @wraps(kind.__init__)
+    def __init__(self: Isolated, **settings: Any) -> None:
+        Isolated.__init__(self, **settings)
+
+    def check_settings(**settings: Any) -> None:
+        check(target, kind.name, json.dumps(settings), getattr(kind, "variables", ()))
+
+    members = {
+        "__init__": __init__,
+        "tasks": staticmethod(kind.tasks),
+        "task_fields": kind.task_fields,
+        "check_settings": staticmethod(check_settings),
+        "kind": kind,
+        "target": target,
+    }
+    if kind.demonstrates():
+        members["demonstrate"] = Isolated.ask_expert
+    return type(kind.__name__, (Isolated,), members)
+
+
+@cache
+def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()) -> None:
+    """ValueError where the library has no such environment, or makes none with these settings."""
+    nursery = nursery_of(target, variables)
+    number, line = nursery.fork(name)
+    with line:
+        try:
+            asked(line, CHECK_SECONDS, "check", json.loads(settings))
+        except ProcessFailure as failure:
+            raise ValueError(f"{name} cannot be opened here: {str(failure)[:300]}") from None
+        finally:
+            nursery.kill(number)

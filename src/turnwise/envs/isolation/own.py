@@ -1,0 +1,104 @@
+"""Environments of a user's own in processes of their own: `env.isolated = true` in a recipe.
+
+What such code does to its process (os._exit, a signal, an endless loop, all of the memory) it then does to one attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import resource
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from turnwise.envs.isolation.isolated import Isolated, check
+from turnwise.envs.isolation.zygote import class_of
+from turnwise.types import Message, Task
+
+TARGET = "turnwise.envs.isolation.own:Own"
+
+
+@cache
+def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
+    """The class `found`, which a recipe names so, with each of its attempts in a process that may have so many MiB, and
+    gets these variables beside the usual ones."""
+    if issubclass(found, Isolated) or getattr(found, "agent_for", None) is not None:
+        raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
+    if any(hasattr(found, method) for method in ("step_many", "close_many")):
+        raise ValueError(f"env.isolated keeps calls of {name} from being put together by its step_many; remove one")
+
+    def __init__(self: Isolated, **settings: Any) -> None:
+        Isolated.__init__(self, settings=settings, memory=memory)
+
+    def check_settings(**settings: Any) -> None:
+        check(TARGET, name, json.dumps({"settings": settings, "memory": memory}), variables)
+
+    members = {
+        "__init__": __init__,
+        "__signature__": inspect.signature(found),
+        "tasks": staticmethod(found.tasks),
+        "task_fields": getattr(found, "task_fields", {}),
+        "reads_calls": getattr(found, "reads_calls", False),
+        "check_settings": staticmethod(check_settings),
+        "kind": type(found.__name__, (Own,), {"name": name, "variables": variables}),
+        "target": TARGET,
+    }
+    if hasattr(found, "demonstrate"):
+        members["demonstrate"] = Isolated.ask_expert
+    return type(found.__name__, (Isolated,), members)
+
+
+# ---------------------------------------------------------------- in the process of an attempt
+
+
+class Own:
+    """A user's environment, whose coroutines run in an event loop while it is asked something."""
+
+    name: ClassVar[str] = ""
+    """Module and class."""
+
+    @classmethod
+    def warm(cls) -> None:
+        class_of(cls.name)
+
+    def __init__(self, settings: dict[str, Any], memory: int) -> None:
+        limit_memory(memory)
+        self.settings = settings
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        self.environment = class_of(self.name)(**settings)
+
+    def check(self) -> None:
+        if callable(found := getattr(self.environment, "check_settings", None)):
+            found(**self.settings)
+
+    def open(self, task: Task) -> Any:
+        return self.finished(self.environment.open(task))
+
+    def step(self, message: Message) -> Any:
+        return self.finished(self.environment.step(message))
+
+    def close(self) -> Any:
+        return self.finished(self.environment.close())
+
+    def demonstrate(self, noise: float, random: Random) -> str | Message:
+        said: str | Message = self.environment.demonstrate(noise, random)
+        return said
+
+    def finished(self, answer: Any) -> Any:
+        return self.loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer
+
+
+def limit_memory(mebibytes: int) -> None:
+    """Have this process allocate at most so much more than it has: then a MemoryError, and not the machine's."""
+    status = Path("/proc/self/status")
+    if not mebibytes or not status.exists():
+        return
+    [used] = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmData:")]
+    limit = (int(used) << 10) + (mebibytes << 20)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

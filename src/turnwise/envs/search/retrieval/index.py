@@ -1,0 +1,81 @@
+"""Indexes: which passages of a corpus answer a query best. Made once, kept in the user's cache, mapped from there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from turnwise.data.cache import cache_folder, made_once
+from turnwise.envs.search.retrieval.corpus import Corpus
+
+Found = list[tuple[int, float]]
+"""Numbers of passages and their scores, best first."""
+WORD = re.compile(r"\w+")
+TITLE = 3
+"""How often the words of a title count."""
+SHORTNESS = 0.4
+"""How much a passage gains by being short, between 0 and 1."""
+
+
+class Index(Protocol):
+    """What a server asks."""
+
+    def search(self, queries: Sequence[str], topk: int) -> list[Found]:
+        """Up to `topk` passages for each query; fewer where fewer have anything to do with it."""
+        ...
+
+
+def words(text: str) -> list[str]:
+    """What is compared. No word is too common: "no" and "in" are codes of countries."""
+    return WORD.findall(text.lower())
+
+
+def weighed_words(contents: str) -> list[str]:
+    """The words of a passage, those of its title several times."""
+    title, _, text = contents.partition("\n")
+    return words(title) * TITLE + words(text)
+
+
+class Bm25:
+    """An index by words in common."""
+
+    def __init__(self, folder: Path) -> None:
+        import bm25s
+
+        self.model: Any = bm25s.BM25.load(str(folder), mmap=True)
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Bm25:
+        """The index of a corpus, made where it is not in the cache yet."""
+        if importlib.util.find_spec("bm25s") is None:
+            raise ValueError('retrieval by words needs bm25s: pip install "turnwise[search]"')
+
+        def make(folder: Path) -> None:
+            import bm25s
+
+            model = bm25s.BM25(b=SHORTNESS)
+            model.index([weighed_words(text) for text in corpus.texts()], show_progress=False)
+            model.save(str(folder), show_progress=False)
+
+        return cls(made_once(cache_folder() / f"bm25-{corpus.mark()}-{TITLE}-{SHORTNESS}", make))
+
+    def search(self, queries: Sequence[str], topk: int) -> list[Found]:
+        return [self.best(words(query), topk) for query in queries]
+
+    def best(self, query: list[str], topk: int) -> Found:
+        known = self.model.get_tokens_ids(query)
+        return best(self.model.get_scores_from_ids(known), topk) if known else []
+
+
+def best(scores: Any, topk: int, above: float = 0.0) -> Found:
+    """The highest scores, best first; of equal ones the earlier passage."""
+    topk = min(topk, len(scores))
+    limit = np.partition(scores, len(scores) - topk)[len(scores) - topk] if topk else np.inf
+    numbers = np.flatnonzero(scores >= limit)
+    numbers = numbers[np.argsort(-scores[numbers], kind="stable")][:topk]
+    return [(int(number), float(scores[number])) for number in numbers if scores[number] > above]

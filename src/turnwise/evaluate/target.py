@@ -1,0 +1,99 @@
+"""The subject of `turnwise eval`: which weights are evaluated, under which recipe, and where the evaluation goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from turnwise.recipe.parse import load_recipe
+from turnwise.recipe.schema import Recipe
+from turnwise.runs.checkpoint import check_model_folder, checkpoint_path, latest_checkpoint, read_checkpoint
+from turnwise.runs.folder import RunFolder
+from turnwise.runs.trust import Trust, recipe_of_run
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is evaluated.
+
+    Example:
+        Subject.find("runs/quickstart", None, 50, ["evaluation.attempts=8"]).name == "step 50 of runs/quickstart"
+    """
+
+    name: str
+    """For people."""
+    recipe: Recipe
+    model: Path | None
+    """Its folder; None for the recipe's own, after the warm start."""
+    version: int
+    """Of the weights; 0 where nothing is known of their training."""
+    home: Path
+    """Where its evaluations go unless a person says so: the beginning of a name, to which a number is added."""
+
+    @classmethod
+    def find(
+        cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
+    ) -> Subject:
+        """What a run folder, a model folder or a recipe stands for."""
+        where = Path(what)
+        if not where.exists():
+            raise ValueError(f"there is nothing at {where}; give a run folder, a model folder or a recipe")
+        if not where.is_dir():
+            if recipe is not None:
+                raise ValueError(f"--recipe goes with a run or model folder, and {where} is a recipe itself; remove it")
+            if checkpoint is not None:
+                raise ValueError("--checkpoint goes with a run folder, not with a recipe")
+            own = load_recipe(where, overrides)
+            return cls(f"the model of {where}", own, None, 0, Path(f"{own.out}-eval"))
+        tree = RunFolder.open(where).read_config()
+        if "env" in tree:
+            return cls.of_run(RunFolder(where), recipe, checkpoint, overrides, trust)
+        if recipe is None:
+            raise ValueError(f"{where} is a model; say how to evaluate it with --recipe RECIPE")
+        if checkpoint is not None:
+            raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
+        own = load_recipe(Path(recipe), overrides)
+        check_model_folder(where)
+        own = own.model_copy(update={"model": own.model.model_copy(update={"path": str(where)})})
+        name = where.resolve().name
+        return cls(str(where), own, where, 0, Path(own.out).parent / f"{name}-eval")
+
+    @classmethod
+    def of_run(
+        cls,
+        folder: RunFolder,
+        recipe: str | None,
+        checkpoint: int | None,
+        overrides: Sequence[str],
+        trust: Trust,
+    ) -> Subject:
+        """A checkpoint of a run, under its own recipe or another."""
+        own = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
+        if checkpoint is not None:
+            path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
+            if not path.is_dir():
+                raise ValueError(f"{folder.path} has no checkpoint of step {checkpoint}; see {folder.checkpoints}")
+            read_checkpoint(path)
+        else:
+            latest = latest_checkpoint(folder.checkpoints)
+            if latest is None:
+                raise ValueError(f"{folder.path} has no checkpoint yet")
+            path, version = latest.path, latest.step
+        folder.check_reference(needed=False)
+        return cls(f"step {version} of {folder.path}", own, path, version, folder.evaluations / "eval")
+
+    def make_folder(self, chosen: str | None) -> Path:
+        """A new folder for an evaluation: the chosen one, or the first number that is free."""
+        numbered = (self.home.with_name(f"{self.home.name}-{number:03d}") for number in count(1))
+        path = Path(chosen) if chosen else next(path for path in numbered if not path.exists())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = any(path.iterdir())
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"cannot write to {path} ({reason}); choose another folder with --out") from None
+        if taken:
+            raise ValueError(f"{path} holds something already; choose another folder with --out")
+        return path

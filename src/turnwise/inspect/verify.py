@@ -1,0 +1,442 @@
+"""The proof of a run on its own data: what it recorded is what its recipe makes of it (see `audit`), and layouts change
+nothing. For the latter, loss and gradient of recorded turns under the run's model and objective are computed as trees,
+cut small, packed, and as padded rows that transformers computes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnwise.assemble import objective as choices
+from turnwise.assemble.learner import policy_of
+from turnwise.assemble.run import set_threads
+from turnwise.cli.terminal import table
+from turnwise.credit.scope import PerTurn
+from turnwise.inspect.audit import Audit, audit
+from turnwise.inspect.recorded_run import Past
+from turnwise.learn.head import bucketed
+from turnwise.learn.learner import Learner
+from turnwise.learn.objective import Objective
+from turnwise.learn.policy import DTYPES, Policy, load_model
+from turnwise.learn.schedules import schedule
+from turnwise.learn.stepper import OptimizerSettings, Stepper
+from turnwise.learn.teacher import Direction, Teacher
+from turnwise.learn.transformers_reference import in_float64, stock_attention, stock_passes
+from turnwise.plan.cut import cut
+from turnwise.plan.pack import pack
+from turnwise.plan.plan import Plan
+from turnwise.plan.rows import Rows, length
+from turnwise.recipe.schema import Recipe
+from turnwise.runs.archive import Record
+from turnwise.types import Group, Turn, turns_of
+
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
+LOOSE = 1e-6
+"""In float64 where a norm or a router goes through float32 inside and could not be kept from it."""
+WORK = 2.5e10
+"""Tokens times parameters that all layouts compute in about a minute on a laptop, in float64."""
+AUDITED = 8
+"""How many times as many tokens are scored for an audit, which computes forward and once."""
+PADDED = "padded rows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One update on recorded turns: what loss and gradient depend on, beside the model and the layout."""
+
+    turns: list[Turn]
+    credit: PerTurn
+    weights: PerTurn
+    scores: Mapping[str, PerTurn]
+    """Old and reference logprobs and the teacher's buckets, where the recipe has them."""
+    objective: Objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a layout makes of a case."""
+
+    passes: int
+    tokens: int
+    loss: float
+    gradient: Mapping[str, Tensor]
+    """By the name of the parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A layout beside the padded rows."""
+
+    layout: str
+    passes: int
+    tokens: int
+    loss_difference: float
+    """Relative to the sum of the sizes of all terms: the loss itself may be near zero."""
+    gradient_error: float
+    """Norm of the difference relative to the norm of the gradient, over all parameters."""
+    tolerance: float
+    worst: str
+    """The parameter whose gradient differs most."""
+
+    @property
+    def passed(self) -> bool:
+        """False for what is not a number, too."""
+        return self.loss_difference <= self.tolerance and self.gradient_error <= self.tolerance
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        size = (self.layout, str(self.passes), f"{self.tokens:,}")
+        if self.layout == PADDED and self.passed:
+            return *size, "", "", "", "the measure"
+        verdict = "same" if self.passed else "DIFFERENT"
+        return *size, f"{self.loss_difference:.1e}", f"{self.gradient_error:.1e}", f"{self.tolerance:.0e}", verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far the engine's recorded logprobs are from the learner's under the weights that sampled them."""
+
+    step: int
+    version: int
+    num_tokens: int
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was taken, how the layouts compare, and the gap where there is a model to measure it with."""
+
+    taken: tuple[str, ...]
+    exact_norms: bool
+    comparisons: tuple[Comparison, ...]
+    """The padded rows themselves first."""
+    gap: Gap | None
+    audit: Audit
+
+    @property
+    def failed(self) -> list[Comparison]:
+        return [comparison for comparison in self.comparisons if not comparison.passed]
+
+    def describe(self) -> list[str]:
+        """Lines for a person."""
+        lines = [*self.taken, ""]
+        if self.comparisons:
+            head = ("layout", "passes", "tokens", "loss difference", "gradient error", "tolerance", "verdict")
+            lines += [*table(head, [comparison.cells for comparison in self.comparisons]), ""]
+        lines += [*self.audit.describe(), ""]
+        for found in self.failed:
+            lines.append(f"{found.layout} is not the same; its gradient differs most in {found.worst}")
+        if not self.exact_norms:
+            lines.append("norms or routers of this model go through float32, and so float64 has a looser tolerance")
+        if self.gap is None:
+            lines.append("engine against learner: no checkpoint that is still there has sampled a recorded turn")
+        else:
+            lines.append(
+                f"engine against learner: logprobs at most {self.gap.largest:.1e} apart, on {self.gap.num_tokens} "
+                f"tokens of step {self.gap.step} that the weights of step {self.gap.version} sampled"
+            )
+        return lines
+
+
+def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None, dtype: str) -> Verification:
+    """All that a run recorded, and recorded turns computed in every layout. On the CPU, whatever the run trained on."""
+    for name, limit in (("groups", max_groups), ("tokens", max_tokens)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"--{name} must be at least 1 (got {limit})")
+    past = Past.open(path)
+    step = past.step(step)
+    set_threads(past.recipe)
+    model = past.model()
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    asked = max_tokens is not None
+    max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))
+    found = audit(past, model, max_tokens if asked else AUDITED * max_tokens)
+    layouts: tuple[Comparison, ...] = ()
+    exact = dtype != "float64" or in_float64(model)
+    try:
+        taken, layouts = compared(past, step, model, max_groups, max_tokens, dtype, exact)
+    except ValueError as error:
+        if not found.differences:
+            raise
+        taken = (f"layouts were not compared: {error}",)
+    gap = None if found.damaged else gap_of(past, max_tokens)
+    return Verification(taken, exact, layouts, gap, found)
+
+
+def compared(
+    past: Past, step: int, model: Any, max_groups: int, max_tokens: int, dtype: str, exact: bool
+) -> tuple[tuple[str, ...], tuple[Comparison, ...]]:
+    """(what was taken of a step, what the layouts make of it)."""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    records = past.kept(step)
+    some = take(records, max_groups, max_tokens)
+    model.to(DTYPES[dtype])
+    policy = policy_of(computed_in(past.recipe, dtype), model)
+    case = case_of(past, some, policy)
+    tolerance = TOLERANCES[dtype] if exact else LOOSE
+    comparisons = compare(case, policy, past.recipe, tolerance)
+    taken = (
+        f"step {step} of {past.folder.path}: {amount(records, some)}",
+        f"under {objective_in_words(past.recipe)}, with the weights of step {past.checkpoint.step} "
+        f"({num_parameters:,} parameters) in {dtype}",
+    )
+    return taken, tuple(comparisons)
+
+
+def computed_in(recipe: Recipe, dtype: str) -> Recipe:
+    """The recipe with another compute dtype, which may be one that no run computes in."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+
+
+def objective_in_words(recipe: Recipe) -> str:
+    words = [f"{recipe.loss.name} anchored on the {choices.ratio_of(recipe).anchor}"]
+    if recipe.correction.active:
+        words.append("correction")
+    if recipe.entropy:
+        words.append(f"entropy {recipe.entropy:g}")
+    if kl := choices.objective_of(recipe).kl:
+        words.append(f"KL {kl:g}")
+    if recipe.distill.coefficient:
+        words.append(f"teacher {recipe.distill.coefficient:g}")
+    return " + ".join(words)
+
+
+def amount(records: Sequence[Record], some: Sequence[Record]) -> str:
+    """How much was taken of how much."""
+    attempts = [sum(len(record.group.trajectories) for record in which) for which in (some, records)]
+    turns = list(turns_of([record.group for record in some]))
+    return (
+        f"{len(some)} of {len(records)} groups, {attempts[0]} of {attempts[1]} attempts, {len(turns)} turns, "
+        f"{sum(map(length, turns)):,} tokens"
+    )
+
+
+# ---------------------------------------------------------------- what is taken
+
+
+def take(records: Sequence[Record], max_groups: int, max_tokens: int) -> list[Record]:
+    """Whole attempts of the groups that move the policy most, within both limits; one attempt at the least."""
+    ordered = sorted(records, key=lambda record: -moves(record))
+    taken: list[Record] = []
+    left = max_tokens
+    for record in ordered[:max_groups]:
+        attempts, num_turns = 0, 0
+        for trajectory in record.group.trajectories:
+            size = sum(map(length, trajectory.turns))
+            if size > left and (taken or attempts):
+                break
+            attempts, num_turns, left = attempts + 1, num_turns + len(trajectory.turns), left - size
+        if attempts:
+            group = Group(record.group.task, record.group.trajectories[:attempts])
+            taken.append(Record(group, True, record.credit[:num_turns], record.weights[:num_turns]))
+    return taken
+
+
+def moves(record: Record) -> float:
+    """How much a group weighs in its update: the sum of weight times the size of the credit."""
+    pairs = zip(record.credit, record.weights, strict=True)
+    return sum(float(np.abs(credit) @ weights) for credit, weights in pairs)
+
+
+def case_of(past: Past, records: Sequence[Record], policy: Policy) -> Case:
+    """The update as the recipe makes it: credit and weights as recorded, then what the present weights must score."""
+    recipe = past.recipe
+    groups = [record.group for record in records]
+    turns = list(turns_of(groups))
+    credit = [values.astype(np.float64) for record in records for values in record.credit]
+    weights = [values for record in records for values in record.weights]
+    ratio, objective = choices.ratio_of(recipe), choices.objective_of(recipe)
+    scores: dict[str, PerTurn] = {}
+    old: PerTurn = []
+    if ratio.anchor == "engine":
+        old = [turn.logprobs for turn in turns]
+        scores["old"] = ratio.compare(groups, old, lambda: score_rows(policy.model, turns, recipe))
+    elif "old" in choices.needs(recipe):
+        old = score_rows(policy.model, turns, recipe)
+        scores["old"] = ratio.compare(groups, old, lambda: old)
+    corrected, _ = choices.correct_of(recipe)(groups, credit, old)
+    if objective.kl:
+        scores["reference"] = score_reference(past, turns, policy.dtype)
+    if objective.distill:
+        scores["buckets"] = score_teacher(past, turns, policy)
+    return Case(turns, corrected, weights, scores, objective)
+
+
+def score_reference(past: Past, turns: Sequence[Turn], dtype: torch.dtype) -> PerTurn:
+    where = past.recipe.kl.reference
+    folder = past.folder.reference if where == "start" else Path(where)
+    return score_rows(model_beside("reference", folder, dtype), turns, past.recipe)
+
+
+def score_teacher(past: Past, turns: Sequence[Turn], policy: Policy) -> PerTurn:
+    model = model_beside("teacher", Path(past.recipe.teacher), policy.dtype)
+    teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
+    learner = Scales(policy)
+    learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
+    plans = pack(turns, max(past.recipe.tokens_per_pass, *map(length, turns)))
+    return learner.score(plans, len(turns), "buckets")
+
+
+def model_beside(name: str, folder: Path, dtype: torch.dtype) -> Any:
+    if not folder.is_dir():
+        raise ValueError(f"the {name} of this run is not at {folder}; restore it from a copy")
+    model = load_model(folder)
+    if dtype == torch.float64:
+        in_float64(model)
+    return model.to(dtype)
+
+
+# ---------------------------------------------------------------- padded rows, by transformers
+
+
+@torch.no_grad()
+def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
+    """Logprobs of every action token, one array per turn."""
+    scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
+    with stock_attention(model):
+        for rows, logprobs, _, _ in stock_passes(model, turns, recipe.tokens_per_pass, recipe.sampling.temperature):
+            parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
+            for turn, part in zip(rows.turns, parts, strict=True):
+                scores[turn] = part.numpy()
+    return scores
+
+
+def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
+    """(what padded rows make of a case, the sum of the sizes of all terms of its loss)."""
+    model.zero_grad()
+    told = {**case.scores, "credit": case.credit, "weight": case.weights}
+    buckets = told.pop("buckets", None)
+    passes = num_tokens = 0
+    loss = size = 0.0
+    with stock_attention(model):
+        turns, temperature = case.turns, recipe.sampling.temperature
+        for rows, logprobs, entropies, whole in stock_passes(model, turns, recipe.tokens_per_pass, temperature):
+            here = {
+                name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)
+                for name, values in told.items()
+            }
+            old = here.get("old", logprobs.detach())
+            apart = None if buckets is None else apart_from(buckets, rows, whole, case.objective.direction)
+            terms, _ = case.objective(logprobs, entropies, old, here["credit"], here.get("reference"), apart)
+            weighted = terms * here["weight"]
+            weighted.sum().backward()
+            loss += float(weighted.detach().sum())
+            size += float(weighted.detach().abs().sum())
+            passes, num_tokens = passes + 1, num_tokens + rows.num_tokens
+    return Outcome(passes, num_tokens, loss, gradient_of(model)), size
+
+
+def apart_from(buckets: PerTurn, rows: Rows, whole: Tensor, direction: Direction) -> Tensor:
+    """The divergence of whole distributions from a teacher's buckets."""
+    told = np.concatenate([buckets[turn] for turn in rows.turns])
+    tokens, teacher = (torch.from_numpy(np.ascontiguousarray(told[name])) for name in ("token", "logprob"))
+    return direction(bucketed(whole, tokens[:, :-1].long()), teacher.to(whole.dtype))
+
+
+# ---------------------------------------------------------------- plans, by the learner
+
+
+class Scales(Learner):
+    """A learner that leaves the gradient of an update as it is and takes no step."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
+        self.stepper = Bystander(policy.model.named_parameters(), OptimizerSettings(0.0), schedule("constant", 0, 1))
+
+
+class Bystander(Stepper):
+    """Leaves parameters and gradients as they are."""
+
+    def step(self, finite: bool, idle: bool) -> dict[str, float]:
+        return {}
+
+
+def layouts(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, list[Plan]]:
+    """By name: the recipe's tree, one that is cut so small that paths are handed over, and no sharing at all."""
+    longest = max(map(length, turns))
+    small = max(1, longest // 2)
+    return {
+        "tree": cut(turns, tokens_per_pass),
+        f"tree, {small} a pass": cut(turns, small),
+        "packed": pack(turns, max(tokens_per_pass, longest)),
+    }
+
+
+def by_plans(learner: Learner, case: Case, plans: Sequence[Plan]) -> Outcome:
+    """What plans make of a case, by the update that trains."""
+    metrics, _ = learner.update(plans, case.credit, case.weights, case.scores, case.objective)
+    passes, num_tokens = sum(len(plan.stretches) for plan in plans), sum(plan.num_tokens for plan in plans)
+    return Outcome(passes, num_tokens, metrics["loss"], gradient_of(learner.policy.model))
+
+
+def compare(case: Case, policy: Policy, recipe: Recipe, tolerance: float) -> list[Comparison]:
+    """Every layout beside the padded rows, which come first and set the measure."""
+    truth, size = by_rows(policy.model, case, recipe)
+    if not any(gradient.any() for gradient in truth.gradient.values()):
+        raise ValueError(
+            "what was taken has no gradient, so that any layout would do: all its credit is zero; choose another --step"
+        )
+    learner = Scales(policy)
+    outcomes = {PADDED: truth}
+    for name, plans in layouts(case.turns, recipe.tokens_per_pass).items():
+        outcomes[name] = by_plans(learner, case, plans)
+    found = []
+    for name, outcome in outcomes.items():
+        error, worst = gradient_error(outcome.gradient, truth.gradient)
+        difference = abs(outcome.loss - truth.loss) / max(size, 1e-300)
+        found.append(Comparison(name, outcome.passes, outcome.tokens, difference, error, tolerance, worst))
+    return found
+
+
+def gradient_of(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def gradient_error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
+    """(norm of the difference relative to that of the wanted gradient, the parameter that differs most)."""
+    nothing = torch.zeros(())
+    squares = {
+        name: float((found.get(name, nothing) - wanted.get(name, nothing)).double().square().sum())
+        for name in {**wanted, **found}
+    }
+    size = sum(float(gradient.double().square().sum()) for gradient in wanted.values())
+    return (sum(squares.values()) / size) ** 0.5, max(squares, key=lambda name: squares[name])
+
+
+# ---------------------------------------------------------------- engine against learner
+
+
+def gap_of(past: Past, max_tokens: int) -> Gap | None:
+    """The gap on recorded turns that a checkpoint which is still there has sampled, of the latest such.
+
+    A step's groups were sampled by weights of the step before at the latest, so the last checkpoint of a finished run
+    has sampled nothing.
+    """
+    for checkpoint in past.checkpoints():
+        for step in range(checkpoint.step + 1, checkpoint.step + past.recipe.max_lag + 2):
+            kept = past.kept(step) if step in past.steps else []
+            turns = sampled_by(checkpoint.step, list(turns_of([record.group for record in kept])), max_tokens)
+            if turns:
+                learner = Scales(policy_of(past.recipe, load_model(checkpoint.path)))
+                now = np.concatenate(learner.score(cut(turns, past.recipe.tokens_per_pass), len(turns)))
+                largest = np.abs(now - np.concatenate([turn.logprobs for turn in turns])).max()
+                return Gap(step, checkpoint.step, len(now), float(largest))
+    return None
+
+
+def sampled_by(version: int, turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
+    """The first turns that one version has sampled whole, as many as fit, one at the least."""
+    found: list[Turn] = []
+    for turn in turns:
+        if len(turn.action) and (turn.versions == version).all() and not np.isnan(turn.logprobs).any():
+            max_tokens -= length(turn)
+            if found and max_tokens < 0:
+                break
+            found.append(turn)
+    return found

@@ -1,0 +1,99 @@
+"""Reading recipes: TOML files, overrides from the command line, and mistakes explained in one line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.recipe.arguments import suggest
+from turnwise.recipe.schema import Recipe
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file with `key=value` overrides applied; a mistake is a one-line ValueError."""
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except FileNotFoundError:
+        raise ValueError(f"no recipe at {path}; see recipes/ for examples") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read the recipe {path}: {error.strerror}") from None
+    for override in overrides:
+        apply_override(tree, override)
+    recipe = parse_recipe(tree, str(path))
+    out = recipe.out.replace("{recipe}", path.stem).replace("{seed}", str(recipe.seed))
+    return recipe.model_copy(update={"out": out})
+
+
+def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe a mapping describes; every mistake in one ValueError line."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        problems = [explain(problem) for problem in error.errors()]
+        raise ValueError(f"{source}: " + "; ".join(problems)) from None
+
+
+def explain(problem: Mapping[str, Any]) -> str:
+    """One pydantic error as a phrase with the dotted key and, for an unknown one, the nearest name."""
+    location = list(problem["loc"])
+    key = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        names = list(section_at(location[:-1]).model_fields)
+        return f"unknown key {key}{suggest(str(location[-1]), names)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{key} is missing; add it"
+    given = problem.get("input")
+    shown = f" (got {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    return f"{key}: {message}{shown}" if key else message
+
+
+def section_at(location: Iterable[Any]) -> type[BaseModel]:
+    """The pydantic model a path of keys leads to."""
+    section: type[BaseModel] = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        section = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return section
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value` in a nested mapping; the value is TOML, or a string where it is not."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ValueError(f'"{override}" is not an override; write key=value, for instance max_lag=2')
+    node: Any = tree
+    for part in parts[:-1]:
+        node = step_into(node, part, override)
+    if isinstance(node, list):
+        raise ValueError(f'"{override}": name which entry, for instance {parts[0]}.0.weight=2')
+    node[parts[-1]] = toml_value(text.strip())
+
+
+def step_into(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        if not part.isdigit() or int(part) >= len(node):
+            raise ValueError(f'"{override}": {part} is not an entry; there are {len(node)}, counted from 0')
+        return node[int(part)]
+    child = node.setdefault(part, {})
+    if not isinstance(child, (dict, list)):
+        raise ValueError(f'"{override}": {part} is a value, not a table')
+    return child
+
+
+def toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,188 @@
+"""Environments whose calls are batched: a wrapper around the environment border, so that the agent loop stays one.
+
+A class that can serve several of its environments in one call has classmethods
+
+    step_many(environments, messages) -> list[Reply | Exception]
+    close_many(environments) -> list[Reply | None | Exception]
+
+or one of the two. They may be coroutine functions or plain ones; plain ones run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from turnwise.envs.base import Environment, Reply
+from turnwise.recipe import schema as config
+from turnwise.rollout.agent import EnvironmentFailure, call, checked, described, is_from_outside, name_of
+from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
+from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.types import Message, Task
+
+TOGETHER = ("step_many", "close_many")
+PATIENCE = 0.5
+"""How long validation holds a call back unless a recipe says so, in fitted prices of a call: a whole one would save
+more calls, and cost attempts of like length a tenth of their time (regime F of benchmarks/env_batching.py)."""
+
+
+def rule_of(settings: config.Batching) -> Rule:
+    """When queues are flushed under a recipe's policy."""
+    rules: dict[str, Rule] = {
+        "adaptive": Adaptive(settings.max_batch),
+        "lockstep": Lockstep(),
+        "per_attempt": Adaptive(max_batch=1),
+    }
+    return rules[settings.policy]
+
+
+def lane_of(settings: config.Batching, *, validation: bool) -> Lane:
+    """How training and validation wait: validation goes second, and can afford to be held back."""
+    if settings.max_wait == "auto":
+        return Lane(rank=1, max_wait_prices=PATIENCE) if validation else Lane(rank=0)
+    return Lane(rank=int(validation), max_wait=settings.max_wait)
+
+
+def is_batchable(kind: Any) -> bool:
+    """Whether a class of environments can serve several at once; ValueError where it says so and cannot."""
+    found = [name for name in TOGETHER if getattr(kind, name, None) is not None]
+    for name in found:
+        if not isinstance(inspect.getattr_static(kind, name), (classmethod, staticmethod)):
+            raise ValueError(f"{kind.__name__}.{name} serves several environments; make it a classmethod")
+    return bool(found)
+
+
+class Batches:
+    """The queues of one class of environments, shared by all who use it: training, validation and their attempts.
+
+    Example:
+        batches = Batches(Judged, rule=Adaptive(max_batch=64), slots=8, call_seconds=120.0)
+        make = batches.wrap(Judged, Lane(rank=1, max_wait=2.0))
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        *,
+        rule: Rule,
+        slots: int,
+        call_seconds: float | None,
+        places: Places | None = None,
+        failures: Failures | None = None,
+    ) -> None:
+        self.kind = kind
+        self.call_seconds = call_seconds
+        self.places = places or Places(usual_limit(kind))
+        """For all of them together: those that wait for one take no part in the queues."""
+        self.failures = failures or Failures()
+        is_batchable(kind)
+        idempotent = bool(getattr(kind, "idempotent", False))
+
+        def queue(name: str, function: Callable[[list[Any]], Any]) -> MicroBatcher[Any, Any] | None:
+            if getattr(kind, name, None) is None:
+                return None
+            called = name_of(getattr(kind, name))
+            return MicroBatcher(
+                function, rule=rule, slots=slots, idempotent=idempotent, call_seconds=call_seconds, name=called
+            )
+
+        self.steps: MicroBatcher[tuple[Batched, Message], Any] | None = queue("step_many", self.step_many)
+        self.closes: MicroBatcher[Batched, Any] | None = queue("close_many", self.close_many)
+        self.closing: set[asyncio.Task[Reply | None]] = set()
+
+    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Supply:
+        """Environments whose calls go through the queues; those of `make` itself where there are none."""
+        return Supply(self.maker(make, lane), self.places, self.failures)
+
+    def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
+        if self.steps is None and self.closes is None:
+            return make
+        return lambda: Batched(make(), self, lane)
+
+    async def step_many(self, asked: list[tuple[Batched, Message]]) -> Any:
+        together = [batched for batched, _ in asked]
+        for batched in together:
+            batched.idle.clear()
+        try:
+            environments = [batched.environment for batched in together]
+            return await call(self.kind.step_many, environments, [message for _, message in asked])
+        finally:
+            for batched in together:
+                batched.idle.set()
+
+    async def close_many(self, together: list[Batched]) -> Any:
+        return await call(self.kind.close_many, [batched.environment for batched in together])
+
+    def report(self) -> dict[str, float]:
+        """Figures of both queues since the last report."""
+        queues = {"step": self.steps, "close": self.closes}
+        return {
+            f"{name}/{key}": value
+            for name, queue in queues.items()
+            if queue is not None
+            for key, value in queue.report().items()
+        }
+
+
+class Batched:
+    """`Environment` that steps and closes together with others of its class."""
+
+    def __init__(self, environment: Environment, batches: Batches, lane: Lane) -> None:
+        self.environment = environment
+        self.batches = batches
+        self.lane = lane
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.opened = False
+
+    async def open(self, task: Task) -> Reply:
+        """From here until it closes, the attempt is one that others may wait for."""
+        self.opened = True
+        for queue in (self.batches.steps, self.batches.closes):
+            if queue is not None:
+                queue.enter()
+        answer: Reply = await call(self.environment.open, task)
+        return answer
+
+    async def step(self, message: Message) -> Reply:
+        if self.batches.steps is None:
+            return checked(await call(self.environment.step, message), self.environment.step)
+        return checked(await self.batches.steps.submit((self, message), self.lane), self.batches.kind.step_many)
+
+    async def close(self) -> Reply | None:
+        """Close whatever becomes of the caller: a deadline or a cancellation must not leave the environment open."""
+        entered, self.opened = self.opened, False
+        if entered and self.batches.steps is not None:
+            self.batches.steps.leave()  # it takes no step any more, and those that do must not wait for it
+        closing = asyncio.create_task(self.close_when_idle(entered))
+        self.batches.closing.add(closing)
+        closing.add_done_callback(self.closed)
+        return await asyncio.shield(closing)
+
+    async def close_when_idle(self, entered: bool) -> Reply | None:
+        """Close once a step that its caller has given up is over."""
+        closes = self.batches.closes
+        try:
+            await self.idle.wait()
+            if closes is not None:
+                answer, method = await closes.submit(self, self.lane), self.batches.kind.close_many
+            else:
+                async with asyncio.timeout(self.batches.call_seconds):
+                    answer, method = await call(self.environment.close), self.environment.close
+            return None if answer is None else checked(answer, method)
+        except (SystemExit, GeneratorExit) as error:  # they would end more than this task
+            if is_from_outside(error):
+                raise
+            raise EnvironmentFailure(described(error)) from error
+        finally:
+            if entered and closes is not None:
+                closes.leave()
+
+    def closed(self, closing: asyncio.Task[Reply | None]) -> None:
+        self.batches.closing.discard(closing)
+        if not closing.cancelled():
+            closing.exception()  # seen, also where nobody waits for it any more

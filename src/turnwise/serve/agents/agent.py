@@ -1,0 +1,231 @@
+"""Agents that a recipe names: a function, or a command. Either gets an address and a task, and gives an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from turnwise.envs.isolation.variables import passed_on
+from turnwise.rollout.agent import described, in_thread
+from turnwise.serve.agents.loop import agent_loop
+from turnwise.serve.dialects.ask import Messages
+from turnwise.serve.registry import Address
+from turnwise.types import Message, Task
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+GIVEN = ("task", "messages", "base_url", "api_key", "model", "act")
+"""What a function may take, by name."""
+TAIL = 1 << 16
+"""Bytes of a command's output that are kept."""
+Act = Callable[[str], Awaitable[str]]
+
+
+class AgentFailure(RuntimeError):
+    """The agent raised, or its command exited with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What an agent gets for one attempt."""
+
+    task: Task
+    messages: Messages
+    """The environment's own first messages: the question, as it puts it."""
+    address: Address
+    act: Act
+    """Steps the environment and returns what it answers."""
+    loop: asyncio.AbstractEventLoop
+    """Where `act` runs."""
+
+
+Agent = Callable[[Visit], Awaitable[str]]
+
+
+def find_agent(name: str, variables: Sequence[str] = ()) -> Agent:
+    """The agent that `env.agent` means; a mistake is a one-line ValueError. A command gets these variables too."""
+    return function_agent(name) if is_function(name) else command_agent(name, variables)
+
+
+def is_function(name: str) -> bool:
+    """Whether an agent runs in this process."""
+    return FUNCTION.fullmatch(name) is not None
+
+
+def text_of(answer: Any) -> str:
+    """What an agent returned, as the environment is told."""
+    if answer is None or isinstance(answer, str):
+        return answer or ""
+    try:
+        return json.dumps(answer, ensure_ascii=False)
+    except (TypeError, ValueError):
+        raise AgentFailure(f"an agent returns text or JSON values, got {type(answer).__name__}") from None
+
+
+def entries_of(messages: Messages) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+# ---------------------------------------------------------------- functions
+
+
+def function_agent(name: str) -> Agent:
+    module, _, attribute = name.partition(":")
+    try:
+        function = importlib.import_module(module)
+        for part in attribute.split("."):
+            function = getattr(function, part)
+    except ModuleNotFoundError as error:
+        raise ValueError(f'env.agent = "{name}": {error}; is the module on PYTHONPATH?') from None
+    except AttributeError:
+        raise ValueError(f'env.agent = "{name}": module {module} has no {attribute}') from None
+    if not callable(function):
+        raise ValueError(f'env.agent = "{name}": {attribute} is no function')
+    return calling(function, name)
+
+
+def calling(function: Callable[..., Any], name: str) -> Agent:
+    """The agent that a function is."""
+    return partial(run_function, function, names_of(function, name))
+
+
+def names_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """Which of the things that it may have a function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return GIVEN
+    for parameter in parameters:
+        if parameter.name not in GIVEN and parameter.default is parameter.empty:
+            raise ValueError(
+                f'env.agent = "{name}" wants {parameter.name}; an agent may take {", ".join(GIVEN)}, by these names'
+            )
+    return tuple(parameter.name for parameter in parameters if parameter.name in GIVEN)
+
+
+async def run_function(function: Callable[..., Any], names: tuple[str, ...], visit: Visit) -> str:
+    """Call a coroutine function in the loop of agents, a plain one in a thread."""
+    is_async = inspect.iscoroutinefunction(function)
+    given = {
+        "task": visit.task,
+        "messages": entries_of(visit.messages),
+        "base_url": visit.address.base_url,
+        "api_key": visit.address.key,
+        "model": visit.address.model,
+        "act": partial(act_and_await if is_async else act_and_block, visit),
+    }
+    arguments = {name: given[name] for name in names}
+    if not is_async:
+        return text_of(await in_thread(partial(function, **arguments)))
+    work = asyncio.run_coroutine_threadsafe(function(**arguments), agent_loop())
+    try:
+        return text_of(await asyncio.wrap_future(work))
+    except Exception as error:
+        raise AgentFailure(f"the agent raised {described(error)}") from error
+
+
+async def act_and_await(visit: Visit, text: str) -> str:
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(perform(visit.act, text), visit.loop))
+
+
+def act_and_block(visit: Visit, text: str) -> str:
+    return asyncio.run_coroutine_threadsafe(perform(visit.act, text), visit.loop).result()
+
+
+async def perform(act: Act, text: str) -> str:
+    return await act(text)
+
+
+# ---------------------------------------------------------------- commands
+
+
+def command_agent(name: str, variables: Sequence[str] = ()) -> Agent:
+    try:
+        words = shlex.split(name)
+    except ValueError as error:
+        raise ValueError(f'env.agent = "{name}": {error}') from None
+    if not words or shutil.which(words[0]) is None:
+        raise ValueError(
+            f'env.agent = "{name}": no such command; write "module:function" or a command and its arguments'
+        )
+    return partial(run_command, words, variables)
+
+
+def surroundings(address: Address, variables: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of a command: few of ours, and those by which clients find the endpoint."""
+    return {
+        **passed_on(variables),
+        "OPENAI_BASE_URL": address.base_url,
+        "OPENAI_API_KEY": address.key,
+        "OPENAI_MODEL": address.model,
+        "ANTHROPIC_BASE_URL": address.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": address.key,
+        "ANTHROPIC_MODEL": address.model,
+    }
+
+
+async def run_command(words: list[str], variables: Sequence[str], visit: Visit) -> str:
+    """The last line that a command prints. It reads its task as a line of JSON, and when the attempt ends, so does it,
+    with all that it started."""
+    task = visit.task
+    told = {"id": task.id, "dataset": task.dataset, "data": dict(task.data), "messages": entries_of(visit.messages)}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=surroundings(visit.address, variables),
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        reading = asyncio.gather(tail_of(process.stdout), tail_of(process.stderr))
+        with contextlib.suppress(ConnectionError):  # a command need not read its task
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+            await process.stdin.drain()
+        process.stdin.close()
+        status = await process.wait()
+        kill(process)  # what it left behind would hold its output open
+        printed, complained = await reading
+    finally:
+        kill(process)
+    if status:
+        last = last_line(complained)
+        raise AgentFailure(f"the agent's command exited with {status}{f': {last}' if last else ''}")
+    return last_line(printed)
+
+
+async def tail_of(stream: asyncio.StreamReader) -> bytes:
+    """The end of what a stream says, however much it says."""
+    kept = b""
+    while part := await stream.read(TAIL):
+        kept = (kept + part)[-TAIL:]
+    return kept
+
+
+def last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """End a command and all of its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def spoken(answer: str) -> Message:
+    return Message("assistant", answer)

@@ -1,0 +1,123 @@
+"""Attempts that an agent of the user's own drives, through the endpoint, in place of the agent loop's own turns."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.engines.base import Engine, Sampling
+from turnwise.envs.base import Environment, Reply
+from turnwise.rollout.agent import Attempt, Clock, EnvironmentFailure, Record, call, checked, opened
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.serve.agents.agent import Agent, Visit, spoken
+from turnwise.serve.endpoint import Endpoint
+from turnwise.serve.session import Session
+from turnwise.types import Status
+
+MODEL = "policy"
+"""What the model is called."""
+SILENT = "the agent made no model call; does it use the base_url, api_key and model that it is given?"
+
+
+@dataclass(eq=False, slots=True)
+class Driver:
+    """A way to play: the environment gives the task and judges, the agent decides what the model is asked.
+
+    An attempt has finished when the environment says so to an `act`, or when the agent returns: the environment is then
+    told its answer, as a last action. An agent that raises has failed, unless a limit of the attempt made it.
+    """
+
+    agent: Agent
+    endpoint: Endpoint
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    """For agents that run at once."""
+
+    async def __call__(
+        self,
+        which: Attempt,
+        environment: Environment,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: Sampling,
+        limits: Limits,
+        clock: Clock,
+        record: Record,
+    ) -> Status:
+        clock.stop()
+        async with self.places:
+            clock.start()
+            reply = await opened(which, environment, clock, record)
+            clock.end_call()
+            session = Session(which, engine, renderer, sampling, limits, MODEL)
+            address = self.endpoint.open(session)
+            world = World(environment, session, record, limits)
+            visit = Visit(which.task, reply.history or reply.messages, address, world.act, session.loop)
+            try:
+                return await self.visit(visit, world, clock)
+            finally:
+                self.endpoint.end(address.key)
+                session.end()
+                record.turns.extend(session.turns())
+
+    async def visit(self, visit: Visit, world: World, clock: Clock) -> Status:
+        """Have the agent at it until it returns, raises, or cannot go on."""
+        session = world.session
+        work = asyncio.ensure_future(self.agent(visit))
+        try:
+            both: set[asyncio.Future[Any]] = {work, session.broken}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if session.broken.done():
+                session.broken.result()
+            answer = await work
+        except Exception:
+            if session.broken.done() or not (world.finished or session.refused):
+                raise
+            return Status.finished if world.finished else session.refused or Status.failed
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        if not session.made and session.refused is None:
+            raise EnvironmentFailure(SILENT)
+        if world.finished:
+            return Status.finished
+        clock.start_call()
+        await world.step(answer)
+        return session.refused or Status.finished
+
+
+@dataclass(eq=False, slots=True)
+class World:
+    """The environment of an attempt, as an agent acts in it."""
+
+    environment: Environment
+    session: Session
+    record: Record
+    limits: Limits
+    finished: bool = False
+    taking_turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def act(self, text: str) -> str:
+        """What the environment answers to an action. Its failure is the attempt's, whatever the agent makes of it."""
+        if not isinstance(text, str):
+            raise TypeError(f"act takes a text, got {type(text).__name__}")
+        async with self.taking_turns:
+            if self.session.over:  # an agent in a thread outlives its attempt, whose environment is closed by then
+                raise RuntimeError("the attempt is over")
+            try:
+                async with asyncio.timeout(self.limits.turn_seconds):
+                    reply = await self.step(text)
+            except Exception as error:
+                self.session.fail(error)
+                raise
+            return "\n".join(message.content for message in reply.messages)
+
+    async def step(self, text: str) -> Reply:
+        reply = checked(await call(self.environment.step, spoken(text)), self.environment.step)
+        self.record.pay(reply)
+        self.session.pay(reply.reward)
+        if reply.finished:
+            self.finished = True
+            self.session.over = True
+        return reply

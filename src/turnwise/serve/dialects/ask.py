@@ -1,0 +1,229 @@
+"""What a client asks for, in our own words, whatever dialect it was written in; and how it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.engines.base import MOST_TOKENS, shown
+from turnwise.rollout.render.toolcalls import is_text
+from turnwise.serve.dialects.body import Unreadable, read_value
+from turnwise.types import Message, ToolCall, ToolSpec
+
+Messages = tuple[Message, ...]
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+LONGEST_MESSAGE = 500
+"""Characters: some of them are the client's own."""
+
+
+class Refusal(Exception):
+    """A request that is not served: the status of the response, a line that says why, and a code for programs."""
+
+    def __init__(self, status: int, message: str, code: str = "") -> None:
+        one_line = " ".join(message.split())
+        super().__init__(one_line if len(one_line) <= LONGEST_MESSAGE else f"{one_line[:LONGEST_MESSAGE]}...")
+        self.status = status
+        self.code = code
+
+
+def unfit(message: str, code: str = "unsupported_value") -> Refusal:
+    """A refusal of something in the request itself."""
+    return Refusal(400, message, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for one action.
+
+    Example:
+        Ask("policy", messages=(Message("user", "start amber, links 2"),), asked={"temperature": 0.2})
+    """
+
+    model: str
+    messages: Messages = ()
+    tools: tuple[ToolSpec, ...] = ()
+    raw: str | tuple[int, ...] | None = None
+    """A prompt that no chat template is to touch, as text or as tokens; None where there are messages."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of sampling that were given, by the names of the dialect."""
+    logprobs: bool = False
+    stream: bool = False
+    stream_usage: bool = False
+    after: str = ""
+    """The answer that the messages follow, where the client leaves the conversation to us."""
+    instructions: int = 0
+    """How many of the first messages count for this request only, and are not part of the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is known of a request beside what it asks: whether it is a second try."""
+
+    fingerprint: bytes
+    """Equal for requests that ask the same, in the same bytes."""
+    retry: int = 0
+    """How many tries the client made before."""
+    key: str = ""
+    """The client's own name for the request, the same in every try."""
+
+
+class Fields:
+    """The fields of a JSON object, taken one by one; what nobody took is refused. A null is an absent field."""
+
+    def __init__(self, given: Any, where: str = "") -> None:
+        if not isinstance(given, dict):
+            raise unfit(f"{where or 'the body'} must be an object, got {kind_of(given)}", "invalid_type")
+        self.left = {name: value for name, value in given.items() if value is not None}
+        self.where = where
+
+    def named(self, name: str) -> str:
+        return f"{self.where}.{name}" if self.where else name
+
+    def take(self, name: str, kind: type | tuple[type, ...], what: str) -> Any:
+        value = self.left.pop(name, None)
+        if value is None:
+            return None
+        wrong_bool = isinstance(value, bool) and kind is not bool
+        if wrong_bool or not isinstance(value, kind):
+            raise unfit(f"{self.named(name)} must be {what}, got {kind_of(value)}", "invalid_type")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.take(name, str, "a string")
+        return default if value is None else checked_text(value, self.named(name))
+
+    def required(self, name: str) -> str:
+        value = self.text(name)
+        if not value:
+            raise unfit(f"{self.named(name)} is missing", "missing_required_parameter")
+        return value
+
+    def flag(self, name: str) -> bool:
+        return bool(self.take(name, bool, "true or false"))
+
+    def whole(self, name: str, low: int, high: int = MOST_TOKENS) -> int | None:
+        value: int | None = self.take(name, int, "a whole number")
+        if value is not None and not low <= value <= high:
+            raise unfit(f"{self.named(name)} must be from {low} to {high}, got {shown(value)}", "invalid_value")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value: float | None = self.take(name, (int, float), "a number")
+        if value is not None and not low <= value <= high:
+            about = f"{self.named(name)} must be between {low:g} and {high:g}, got {shown(value)}"
+            raise unfit(about, "invalid_value")
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        value: list[Any] = self.take(name, list, "an array") or []
+        return value
+
+    def table(self, name: str) -> dict[str, Any]:
+        value: dict[str, Any] = self.take(name, dict, "an object") or {}
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string or an array of strings, none of them empty."""
+        given = self.take(name, (str, list), "a string or an array of strings") or []
+        found = tuple(checked_text(text, self.named(name)) for text in ([given] if isinstance(given, str) else given))
+        if not all(found):
+            raise unfit(f"{self.named(name)} holds an empty string", "invalid_value")
+        return found
+
+    def ignore(self, *names: str) -> None:
+        """Fields that change nothing in what is sampled."""
+        for name in names:
+            self.left.pop(name, None)
+
+    def refuse(self, *names: str, unless: Sequence[Any] = (), why: str = "is not supported here; remove it") -> None:
+        """Fields that would change what is sampled, and cannot; values that mean nothing are let through."""
+        for name in names:
+            value = self.left.pop(name, None)
+            if value not in (None, [], {}, *unless):
+                raise unfit(f"{self.named(name)} {why}", "unsupported_parameter")
+
+    def done(self) -> None:
+        if self.left:
+            name = min(self.left)
+            plain = name if name.isidentifier() and len(name) <= 60 else shown(name)
+            raise unfit(f"{self.named(plain)} is not known here; remove it", "unknown_parameter")
+
+
+def kind_of(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def checked_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise unfit(f"{where} must be a string, got {kind_of(value)}", "invalid_type")
+    if not is_text(value):
+        raise unfit(f"{where} has half of a surrogate pair", "invalid_value")
+    return value
+
+
+def read_json(raw: bytes) -> Any:
+    """The value of a body."""
+    try:
+        return read_value(raw.decode())
+    except Unreadable as error:
+        raise unfit(f"the body: {error}", error.code) from None
+    except UnicodeDecodeError:
+        raise unfit("the body: it is not JSON: it is no text in UTF-8", "invalid_json") from None
+
+
+def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a message's content: a string, or parts that are all text."""
+    if content is None or isinstance(content, str):
+        return checked_text(content or "", where)
+    if not isinstance(content, list):
+        raise unfit(f"{where} must be a string or an array of parts, got {kind_of(content)}", "invalid_type")
+    found = []
+    for place, part in enumerate(content):
+        at = f"{where}.{place}"
+        fields = Fields(part, at)
+        kind = fields.text("type")
+        if kind not in kinds:
+            raise unfit(
+                f"{at}: parts of type {shown(kind)} are not supported; this model reads text", "unsupported_part"
+            )
+        found.append(fields.text("refusal" if kind == "refusal" else "text"))
+    return "".join(found)
+
+
+def call_of(name: Any, arguments: Any, where: str) -> ToolCall:
+    """A call in a conversation; its arguments are an object, or that as text."""
+    if isinstance(arguments, str):
+        try:
+            arguments = read_value(arguments or "{}")
+        except Unreadable as error:
+            raise unfit(f"{where}: the arguments of a call must be JSON ({error})", "invalid_value") from None
+    try:
+        return ToolCall(checked_text(name, where), arguments)
+    except (ValueError, TypeError) as error:
+        raise unfit(f"{where}: {error}", "invalid_value") from None
+
+
+def tool_of(name: Any, description: Any, parameters: Any, where: str) -> ToolSpec:
+    """A tool as a client defines it."""
+    given = {"type": "object", "properties": {}} if parameters is None or parameters == {} else parameters
+    if not isinstance(given, dict):
+        raise unfit(f"{where}: parameters must be an object, got {kind_of(given)}", "invalid_type")
+    try:
+        return ToolSpec(checked_text(name, where), checked_text(description or "", where), given)
+    except ValueError as error:
+        raise unfit(f"{where}: {error}", "invalid_value") from None
+
+
+def in_order(results: Sequence[tuple[str, Message]], ids: Sequence[str], where: str) -> list[Message]:
+    """Results of tools in the order of the calls they answer: chat templates tell them apart by nothing else."""
+    places = {name: place for place, name in reversed(list(enumerate(ids)))}
+    for name, _ in results:
+        if name not in places:
+            raise unfit(f"{where}: a result for {shown(name)}, which is no call of the message before", "invalid_value")
+    return [message for _, message in sorted(results, key=lambda result: places[result[0]])]

@@ -1,0 +1,233 @@
+"""OpenAI's /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnwise.engines.base import shown
+from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.ask import (
+    ROLES,
+    Ask,
+    Fields,
+    Messages,
+    Refusal,
+    call_of,
+    in_order,
+    text_of,
+    tool_of,
+    unfit,
+)
+from turnwise.types import Message, StopReason, ToolSpec
+
+HARMLESS = (
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Fields that change nothing in what is sampled."""
+IGNORED_OF_MESSAGES = ("name", "annotations", "audio", "function_call", "refusal")
+
+
+def read(body: Any) -> Ask:
+    fields = Fields(body)
+    model = fields.required("model")
+    messages = messages_of(fields.items("messages"))
+    tools, choice = tools_of(fields.items("tools")), fields.left.pop("tool_choice", None)
+    limits = [fields.whole(name, 1) for name in ("max_completion_tokens", "max_tokens")]
+    asked = asked_of(fields) | asked_of_calls(fields, choice)
+    refuse_format(fields.table("response_format"))
+    if fields.whole("top_logprobs", 0):
+        raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
+    usage = Fields(fields.table("stream_options"), "stream_options")
+    stop, logprobs, stream = fields.texts("stop"), fields.flag("logprobs"), fields.flag("stream")
+    fields.refuse("n", unless=(1,), why="may only be 1: send several requests, each is a sample of its own")
+    fields.refuse("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
+    fields.refuse("modalities", unless=(["text"],))
+    fields.ignore(*HARMLESS)
+    fields.done()
+    return Ask(
+        model,
+        messages,
+        () if choice == "none" else tools,
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
+        stop=stop,
+        asked=asked,
+        logprobs=logprobs,
+        stream=stream,
+        stream_usage=usage.flag("include_usage"),
+    )
+
+
+def asked_of(fields: Fields) -> dict[str, Any]:
+    """The settings of sampling that are given and mean something."""
+    given = {
+        "temperature": fields.number("temperature", 0, 2),
+        "top_p": fields.number("top_p", 1e-6, 1),
+        "top_k": fields.whole("top_k", -1),
+        "seed": fields.whole("seed", -(1 << 63), (1 << 64) - 1),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2) or None,
+        "presence_penalty": fields.number("presence_penalty", -2, 2) or None,
+        "reasoning_effort": fields.text("reasoning_effort") or None,
+        "verbosity": fields.text("verbosity") or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def asked_of_calls(fields: Fields, choice: Any) -> dict[str, Any]:
+    """What would force or forbid calls, and is up to the model here."""
+    asked = {} if choice in (None, "auto", "none") else {"tool_choice": choice}
+    parallel = fields.take("parallel_tool_calls", bool, "true or false")
+    return asked | ({"parallel_tool_calls": False} if parallel is False else {})
+
+
+def refuse_format(form: Any) -> None:
+    if not isinstance(form, dict) or form.get("type", "text") != "text":
+        raise unfit("only text can be promised as a response_format; ask for JSON in a message")
+
+
+def messages_of(given: list[Any]) -> Messages:
+    """Messages in the order a chat template reads them: results of tools in that of their calls."""
+    if not given:
+        raise unfit("messages is missing or empty", "missing_required_parameter")
+    messages: list[Message] = []
+    ids: list[str] = []
+    results: list[tuple[str, Message]] = []
+    for place, entry in enumerate(given):
+        where = f"messages.{place}"
+        fields = Fields(entry, where)
+        role = fields.text("role")
+        if role not in ROLES:
+            raise unfit(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", "invalid_value")
+        kinds = ("text", "refusal") if role == "assistant" else ("text",)
+        content = text_of(fields.left.pop("content", None), f"{where}.content", kinds)
+        if role == "tool":
+            results.append((fields.required("tool_call_id"), Message("tool", content)))
+        else:
+            messages += in_order(results, ids, where)
+            ids, results = [], []
+            thinking = fields.text("reasoning_content") or fields.text("reasoning")
+            entries = fields.items("tool_calls")
+            calls = tuple(call_of_entry(call, f"{where}.tool_calls.{at}", ids) for at, call in enumerate(entries))
+            if role != "assistant" and (calls or thinking):
+                raise unfit(f"{where}: only the assistant calls tools and thinks", "invalid_value")
+            messages.append(Message(ROLES[role], content, thinking, calls))
+        fields.ignore(*IGNORED_OF_MESSAGES, "reasoning")
+        fields.done()
+    return (*messages, *in_order(results, ids, f"messages.{len(given) - 1}"))
+
+
+def call_of_entry(entry: Any, where: str, ids: list[str]) -> Any:
+    fields = Fields(entry, where)
+    ids.append(fields.required("id"))
+    if fields.text("type", "function") != "function":
+        raise unfit(f"{where}.type must be function", "unsupported_value")
+    function = Fields(fields.table("function"), f"{where}.function")
+    return call_of(function.required("name"), function.text("arguments"), where)
+
+
+def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
+    tools = []
+    for place, entry in enumerate(given):
+        where = f"tools.{place}"
+        fields = Fields(entry, where)
+        if fields.text("type") != "function":
+            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
+        function = fields.table("function")
+        tools.append(tool_of(function.get("name"), function.get("description"), function.get("parameters"), where))
+    return tuple(tools)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def finish_of(answer: Answer) -> str:
+    if answer.said.calls:
+        return "tool_calls"
+    return "length" if answer.stop in (StopReason.length, StopReason.abort) else "stop"
+
+
+def usage_of(answer: Answer) -> dict[str, int]:
+    made = answer.num_tokens
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": made,
+        "total_tokens": answer.prompt_tokens + made,
+    }
+
+
+def logprobs_of(answer: Answer) -> dict[str, Any]:
+    """The logprob of every sampled token, an end token's too."""
+    content = [
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, logprob in zip(answer.pieces, answer.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def calls_of(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+        for name, function, arguments in answer.calls
+    ]
+
+
+def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.said.thinking:
+        message["reasoning_content"] = answer.said.thinking
+    if answer.said.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = calls_of(answer)
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": finish_of(answer),
+        "logprobs": logprobs_of(answer) if ask.logprobs else None,
+    }
+    return {**head(answer, "chat.completion"), "choices": [choice], "usage": usage_of(answer), "turnwise": answer.note}
+
+
+def head(answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
+
+
+def stream(ask: Ask, answer: Answer) -> Events:
+    start = head(answer, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return event({**start, "choices": [choice]})
+
+    yield chunk({"role": "assistant", "content": ""}), False
+    for piece in in_pieces(answer.said.thinking):
+        yield chunk({"reasoning_content": piece}), False
+    for piece in in_pieces(answer.content):
+        yield chunk({"content": piece}), False
+    for place, call in enumerate(calls_of(answer)):
+        yield chunk({"tool_calls": [{"index": place, **call}]}), False
+    if ask.logprobs:
+        yield chunk({}, logprobs=logprobs_of(answer)), False
+    choice = {"index": 0, "delta": {}, "finish_reason": finish_of(answer), "logprobs": None}
+    yield event({**start, "choices": [choice], "turnwise": answer.note}), True
+    if ask.stream_usage:
+        yield event({**start, "choices": [], "usage": usage_of(answer)}), False
+    yield event("[DONE]"), False
+
+
+# ---------------------------------------------------------------- errors, as all of OpenAI's dialects have them
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error(refusal: Refusal) -> dict[str, Any]:
+    kind = KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
+    return {"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code or None}}
+
+
+def error_event(refusal: Refusal) -> str:
+    return event(error(refusal))

@@ -1,0 +1,245 @@
+"""OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from turnwise.engines.base import shown
+from turnwise.serve.dialects import chat
+from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.ask import (
+    ROLES,
+    Ask,
+    Fields,
+    Messages,
+    Refusal,
+    call_of,
+    in_order,
+    text_of,
+    tool_of,
+    unfit,
+)
+from turnwise.serve.dialects.chat import error
+from turnwise.types import Message, StopReason, ToolCall, ToolSpec
+
+__all__ = ["error", "error_event", "read", "stream", "write"]
+
+TEXTS = ("input_text", "output_text", "text", "refusal")
+HARMLESS = (*chat.HARMLESS, "include", "prompt_cache_options", "stream_options")
+
+
+def read(body: Any) -> Ask:
+    fields = Fields(body)
+    model = fields.required("model")
+    instructions = fields.text("instructions")
+    told = (Message("system", instructions),) if instructions else ()
+    given = fields.take("input", (str, list), "a string or an array of items") or []
+    messages = (Message("user", given),) if isinstance(given, str) else Conversation().read(given)
+    if not messages:
+        raise unfit("input is missing or empty", "missing_required_parameter")
+    choice = fields.left.pop("tool_choice", None)
+    tools = tools_of(fields.items("tools"))
+    asked = chat.asked_of(fields) | chat.asked_of_calls(fields, choice)
+    if reasoning := fields.table("reasoning"):
+        asked["reasoning"] = reasoning
+    form = fields.table("text")
+    chat.refuse_format(form.get("format") or {})
+    logprobs = "message.output_text.logprobs" in fields.items("include")
+    if fields.whole("top_logprobs", 0):
+        raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
+    limit, stream = fields.whole("max_output_tokens", 1), fields.flag("stream")
+    after = fields.text("previous_response_id").removeprefix("resp_")
+    fields.refuse("background", unless=(False,))
+    fields.refuse("truncation", unless=("disabled",))
+    fields.refuse("conversation", "prompt", "max_tool_calls", "context_management", "moderation")
+    fields.ignore(*HARMLESS)
+    fields.done()
+    return Ask(
+        model,
+        (*told, *messages),
+        () if choice == "none" else tools,
+        max_tokens=limit,
+        asked=asked,
+        logprobs=logprobs,
+        stream=stream,
+        after=after,
+        instructions=len(told),
+    )
+
+
+class Conversation:
+    """Items put together into messages: thinking, text and calls of one answer are items of their own here."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.thinking = ""
+        self.content: str | None = None
+        self.calls: list[ToolCall] = []
+        self.ids: list[str] = []
+        self.results: list[tuple[str, Message]] = []
+
+    def read(self, items: list[Any]) -> Messages:
+        for place, item in enumerate(items):
+            self.add(Fields(item, f"input.{place}"))
+        self.end_answer()
+        self.end_results(f"input.{len(items) - 1}")
+        return tuple(self.messages)
+
+    def add(self, fields: Fields) -> None:
+        where, kind = fields.where, fields.text("type", "message")
+        if kind == "reasoning":
+            self.end_answer()
+            self.thinking = text_of(fields.left.get("content"), f"{where}.content", ("reasoning_text",))
+        elif kind == "function_call":
+            if not self.calls:
+                self.end_results(where)
+                self.ids = []
+            self.ids.append(fields.required("call_id"))
+            self.calls.append(call_of(fields.required("name"), fields.text("arguments"), where))
+        elif kind == "function_call_output":
+            self.end_answer()
+            output = text_of(fields.left.get("output"), f"{where}.output", TEXTS)
+            self.results.append((fields.required("call_id"), Message("tool", output)))
+        elif kind == "message":
+            self.say(fields)
+        else:
+            raise unfit(f"{where}: items of type {shown(kind)} are not supported", "unsupported_value")
+
+    def say(self, fields: Fields) -> None:
+        role = fields.text("role")
+        if role not in ROLES or role == "tool":
+            raise unfit(f"{fields.where}.role must be system, developer, user or assistant", "invalid_value")
+        content = text_of(fields.left.get("content"), f"{fields.where}.content", TEXTS)
+        if self.content is not None or self.calls or role != "assistant":
+            self.end_answer()
+        self.end_results(fields.where)
+        if role == "assistant":
+            self.content = content
+        else:
+            self.messages.append(Message(ROLES[role], content))
+
+    def end_answer(self) -> None:
+        if self.thinking or self.content is not None or self.calls:
+            self.messages.append(Message("assistant", self.content or "", self.thinking, tuple(self.calls)))
+        self.thinking, self.content, self.calls = "", None, []
+
+    def end_results(self, where: str) -> None:
+        self.messages += in_order(self.results, self.ids, where)
+        self.results = []
+
+
+def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
+    tools = []
+    for place, entry in enumerate(given):
+        where = f"tools.{place}"
+        fields = Fields(entry, where)
+        if fields.text("type") != "function":
+            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
+        left = fields.left
+        tools.append(tool_of(left.get("name"), left.get("description"), left.get("parameters"), where))
+    return tuple(tools)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def items_of(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
+    """Thinking, text and calls, each an item."""
+    items: list[dict[str, Any]] = []
+    if answer.said.thinking:
+        part = {"type": "reasoning_text", "text": answer.said.thinking}
+        items.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": [part]})
+    if answer.content or not answer.said.calls:
+        said: dict[str, Any] = {"type": "output_text", "text": answer.content, "annotations": []}
+        if ask.logprobs:
+            said["logprobs"] = chat.logprobs_of(answer)["content"]
+        items.append({"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [said]})
+    for place, (name, function, arguments) in enumerate(answer.calls):
+        call = {"type": "function_call", "id": f"fc_{answer.id}_{place}", "call_id": name}
+        items.append({**call, "name": function, "arguments": arguments})
+    done = "incomplete" if is_cut(answer) else "completed"
+    return [{**item, "status": done} for item in items]
+
+
+def is_cut(answer: Answer) -> bool:
+    return answer.stop in (StopReason.length, StopReason.abort)
+
+
+def frame(ask: Ask, answer: Answer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+    """A response object."""
+    made = answer.num_tokens
+    usage = {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + made,
+    }
+    tools = [{"type": "function", **tool.schema["function"], "strict": False} for tool in ask.tools]
+    return {
+        "id": f"resp_{answer.id}",
+        "object": "response",
+        "created_at": answer.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": ask.messages[0].content if ask.instructions else None,
+        "model": answer.model,
+        "output": items,
+        "parallel_tool_calls": True,
+        "previous_response_id": f"resp_{ask.after}" if ask.after else None,
+        "tool_choice": "auto",
+        "tools": tools,
+        "usage": None if status == "in_progress" else usage,
+        "metadata": {},
+        "turnwise": answer.note,
+    }
+
+
+def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+    return frame(ask, answer, "incomplete" if is_cut(answer) else "completed", items_of(ask, answer))
+
+
+def stream(ask: Ask, answer: Answer) -> Events:
+    numbers = count()
+
+    def tell(kind: str, **data: Any) -> str:
+        return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
+
+    begun = frame(ask, answer, "in_progress", [])
+    yield tell("response.created", response=begun), False
+    yield tell("response.in_progress", response=begun), False
+    for place, item in enumerate(items_of(ask, answer)):
+        for kind, data in item_events(item):
+            yield tell(kind, output_index=place, **data), False
+    whole = write(ask, answer)
+    yield tell(f"response.{whole['status']}", response=whole), True
+
+
+def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is said of an item while it comes."""
+    name = item["id"]
+    empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    yield "response.output_item.added", {"item": {**item, **empty, "status": "in_progress"}}
+    if item["type"] == "function_call":
+        yield "response.function_call_arguments.delta", {"item_id": name, "delta": item["arguments"]}
+        done = {"item_id": name, "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", done
+    else:
+        [part] = item["content"]
+        where = {"item_id": name, "content_index": 0}
+        kind = "response.reasoning_text" if item["type"] == "reasoning" else "response.output_text"
+        more: dict[str, Any] = {} if item["type"] == "reasoning" else {"logprobs": []}
+        yield "response.content_part.added", {**where, "part": {**part, "text": ""}}
+        for piece in in_pieces(part["text"]):
+            yield f"{kind}.delta", {**where, **more, "delta": piece}
+        yield f"{kind}.done", {**where, **more, "text": part["text"]}
+        yield "response.content_part.done", {**where, "part": part}
+    yield "response.output_item.done", {"item": item}
+
+
+def error_event(refusal: Refusal) -> str:
+    about = error(refusal)["error"]
+    return event({"type": "error", "sequence_number": 0, "param": None, **about, "code": about["code"] or ""}, "error")

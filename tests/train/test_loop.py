@@ -1,0 +1,83 @@
+"""The training loop on groups made by hand: what happens at the edges of a step."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from field_bugs.one_step import parts_of, step_on
+from support.making import make_group, make_turn
+from turnwise.train.loop import Progress, train
+from turnwise.types import Group, Status, Task, Trajectory
+
+
+def speechless(name="quiet", num_attempts=2):
+    """A group in which nothing was sampled."""
+    attempt = Trajectory((make_turn([1, 2], []),), Status.finished)
+    return Group(Task(name, "test"), (attempt,) * num_attempts)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_mini_batch_without_a_sampled_token_drops_no_metric(order, epochs):
+    groups = [speechless(), make_group([0.0, 1.0])]
+    alone = step_on(groups[1:], f"epochs={epochs}")
+    step = step_on([groups[place] for place in order], "groups_per_update=1", f"epochs={epochs}")
+    assert {"ratio", "entropy", "clipped", "gap/mean"} <= alone.metrics.keys() <= step.metrics.keys()
+    assert step.metrics["idle"] == 0.5
+    for name in ("ratio", "entropy", "clipped", "gap/mean", "gap/max"):
+        assert step.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-6)
+
+
+def test_the_gap_is_measured_before_anything_was_updated():
+    """With the second mini-batch, where the first has no token; never after an update that moved the policy."""
+    groups = [make_group([0.0, 1.0], name="a"), make_group([1.0, 0.0], name="b")]
+    first = step_on(groups[:1]).metrics["gap/mean"]
+    assert step_on(groups, "groups_per_update=1", "optimizer.learning_rate=0.1").metrics["gap/mean"] == first
+
+
+def test_steps_without_any_sampled_token_are_steps():
+    parts = parts_of(2, "steps=2")
+    lines = []
+
+    async def practise(draw):
+        return speechless(draw.task.id)
+
+    async def after(progress, metrics, records, waiting):
+        lines.append(metrics)
+
+    async def scene():
+        progress, stages = Progress(), replace(parts.stages, practise=practise)
+        before = {name: tensor.clone() for name, tensor in parts.learner.publish().items()}
+        try:
+            await train(
+                parts.settings, stages, parts.learner, parts.engine, parts.tasks, progress, after, asyncio.Event()
+            )
+        finally:
+            await parts.engine.close()
+            parts.close()
+        assert all((tensor == before[name]).all() for name, tensor in parts.learner.publish().items())
+        return progress
+
+    progress = asyncio.run(scene())
+    assert (progress.step, progress.updates, progress.lag_max) == (2, 2, 0)
+    assert [line["idle"] for line in lines] == [1.0, 1.0]
+    assert all(math.isnan(line["lag/max"]) for line in lines)
+
+
+@pytest.mark.parametrize("weighting", ["token_mean", "trajectory_mean", "group_mean", "turn_mean", "constant"])
+def test_metrics_of_tokens_are_means_under_any_weighting(weighting):
+    """Every token of these has the same logprob, so whatever the weights the mean ratio is that of each."""
+    group = make_group([0.0, 1.0], num_turns=[1, 3])
+    scored = {}
+
+    def anchored(groups, old, now):
+        """Every ratio is a half."""
+        scored["old"] = [values + np.float32(math.log(2.0)) for values in now()]
+        return scored["old"]
+
+    metrics = step_on([group], f"weighting.name={weighting}", anchor=anchored).metrics
+    assert metrics["ratio"] == pytest.approx(0.5, rel=1e-5)
+    assert 0.5 * math.log(64) < metrics["entropy"] <= math.log(64) * 1.001
