@@ -11,9 +11,10 @@ from pydantic import Field
 from support.acting import attempted, byte_tokenizer, run, says
 from turnwise.envs import tools
 from turnwise.envs.base import Reply
+from turnwise.envs.daemon_threads import DaemonThreads
 from turnwise.envs.tools import Tool, ToolBroken, ToolEnvironment, ToolError, tool
-from turnwise.rollout.agent import Attempt
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Message, Status, Task, ToolCall
 
@@ -183,8 +184,7 @@ def test_calls_in_time_are_answered():
 
 
 def test_too_many_threads_left_behind_are_a_failure_of_ours(monkeypatch):
-    monkeypatch.setattr(tools, "MOST_HANGING", 2)
-    monkeypatch.setattr(tools, "hanging", set())
+    monkeypatch.setattr(tools, "threads", DaemonThreads("tools", most_hanging=2))
     release.clear()
 
     async def hang():
@@ -194,7 +194,7 @@ def test_too_many_threads_left_behind_are_a_failure_of_ours(monkeypatch):
         with pytest.raises(ToolBroken, match="2 calls of tools hang"):
             await Tool.of(price).call({"item": "pear"})
         release.set()
-        while any(thread.is_alive() for thread in tools.hanging):
+        while any(thread.is_alive() for thread in tools.threads.hanging):
             await asyncio.sleep(0.01)
         assert await Tool.of(price).call({"item": "pear"}) == 3
 

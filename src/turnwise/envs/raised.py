@@ -59,7 +59,7 @@ class Raised:
                 return carried
         meant = next((each for each in chain if place_of(each, users_only=True)), error)
         named = error if issubclass(type(error), TimeoutError) else meant  # a time-out is a cancellation inside
-        return cls(type(named).__name__, place_of(meant), text_of(named), traceback_of(error))
+        return cls(type(named).__name__, place_of(meant), error_line(named, with_kind=False), traceback_of(error))
 
     def packed(self) -> list[str]:
         """As JSON has it."""
@@ -128,10 +128,10 @@ def shortened(name: str) -> str:
     return name.removeprefix(here)
 
 
-def text_of(error: BaseException) -> str:
-    """What an error says, in one line that can be printed, whatever its own text is."""
+def error_line(error: BaseException, with_kind: bool = True) -> str:
+    """An error in one line that can be printed: its type, a colon and its text, or the text alone."""
     try:
-        text = str(error)
+        text = f"{type(error).__name__}: {error}" if with_kind else str(error)
     except BaseException:  # the text of an environment's error is code of the environment
         text = "an error that cannot be shown"
     return printable(" ".join(text[:LONGEST_TEXT].split()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from turnwise.envs.base import Reply
-from turnwise.envs.raised import Raised, home_of
+from turnwise.envs.daemon_threads import DaemonThreads
+from turnwise.envs.raised import Raised, error_line, home_of
 from turnwise.types import Message, Task, ToolCall, ToolSpec
 
 SECONDS = 10.0
@@ -31,8 +31,7 @@ LONGEST = 4000
 LONGEST_ERROR = 300
 MOST_CALLS = 8
 """Calls of one message that are answered."""
-MOST_HANGING = 64
-"""Threads that tools may leave behind before that is taken for a failure of ours."""
+threads = DaemonThreads("tools", most_hanging=64)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -157,12 +156,8 @@ def one_line(text: str) -> str:
 
 
 def shown(error: BaseException) -> str:
-    """An error in a line, whatever its own text is."""
-    try:
-        text = one_line(f"{type(error).__name__}: {error}")
-    except BaseException:  # the text of an error is code of the tool
-        text = "an error that cannot be shown"
-    return text[:LONGEST_ERROR].encode("utf-8", "replace").decode()
+    """An error in a line that is short enough for a model."""
+    return error_line(error)[:LONGEST_ERROR]
 
 
 # ---------------------------------------------------------------- calls
@@ -182,42 +177,16 @@ async def awaited(work: Callable[[], Awaitable[Any]]) -> Any:
         raise ToolRaised(shown(error), Raised.of(error)) from error
 
 
-hanging: set[threading.Thread] = set()
-
-
 async def in_thread(work: Callable[[], Any], name: str) -> Any:
-    """The same of a plain function, in a daemon thread: one that never returns holds up nobody."""
-    alive = {thread for thread in hanging if thread.is_alive()}
-    hanging.intersection_update(alive)
-    if len(alive) >= MOST_HANGING:
-        raise ToolBroken(f"{len(alive)} calls of tools hang; give what they wait for a time-out of its own")
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    """The same for a plain function, which runs in a daemon thread."""
+    if complaint := threads.complaint():
+        raise ToolBroken(complaint)
+    return await threads.run(work, name, for_model)
 
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not future.done():
-            future.set_exception(error) if error is not None else future.set_result(value)
 
-    def run() -> None:
-        value, error = None, None
-        try:
-            value = work()
-        except (ToolError, ToolBroken) as raised:
-            error = raised
-        except BaseException as raised:
-            error = ToolRaised(shown(raised), Raised.of(raised))
-        try:
-            loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop is gone, and with it whoever waited
-            return
-
-    thread = threading.Thread(target=run, daemon=True, name=name)
-    thread.start()
-    try:
-        return await future
-    except asyncio.CancelledError:
-        hanging.add(thread)
-        raise
+def for_model(error: BaseException) -> BaseException:
+    """What a tool raised, as the model hears it."""
+    return error if isinstance(error, (ToolError, ToolBroken)) else ToolRaised(shown(error), Raised.of(error))
 
 
 # ---------------------------------------------------------------- environments

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Never
 
 from turnwise.envs.isolation.frames import exactly, message_of, packed_message, packed_reply, receive, send, task_of
-from turnwise.envs.raised import Raised
+from turnwise.envs.raised import Raised, error_line
 from turnwise.types import Message
 
 ORDER = 11
@@ -29,8 +29,6 @@ ORDER = 11
 FORK, KILL = b"f", b"k"
 DIE_WITH_PARENT = 1
 """Linux's PR_SET_PDEATHSIG."""
-LONGEST_ERROR = 1000
-"""Characters of an error's text that are told."""
 
 
 def main() -> None:
@@ -93,7 +91,7 @@ class Zygote:
                 importlib.import_module("numpy.random")  # which numpy leaves until it is used: in every child
                 self.kinds[name] = kind, ""
             except BaseException as error:  # whatever it is, those who want an environment shall read it
-                self.kinds[name] = None, described(error)
+                self.kinds[name] = None, error_line(error)
             gc.collect()
             gc.freeze()  # pages that the collector does not touch stay shared with the children
         return self.kinds[name]
@@ -142,9 +140,9 @@ def serve(kind: Any, fault: str, line: socket.socket) -> None:
                     raise RuntimeError(fault)
                 answer = {"answer": getattr(attempt, method)(*arguments)}
             except ValueError as error:
-                answer = {"mistake": described(error, with_kind=False), "raised": Raised.of(error).packed()}
+                answer = {"mistake": error_line(error, with_kind=False), "raised": Raised.of(error).packed()}
             except BaseException as error:
-                answer = {"failure": described(error), "raised": Raised.of(error).packed()}
+                answer = {"failure": error_line(error), "raised": Raised.of(error).packed()}
             send(line, answer)
 
 
@@ -189,12 +187,3 @@ def class_of(target: str) -> Any:
 def named(kind: Any, name: str) -> Any:
     """The adapter's class for one of the library's environments."""
     return type(kind.__name__, (kind,), {"name": name})
-
-
-def described(error: BaseException, with_kind: bool = True) -> str:
-    """An error in one line, whatever its own text is."""
-    try:
-        text = f"{type(error).__name__}: {error}" if with_kind else str(error)
-    except BaseException:  # the text of a library's error is code of the library
-        text = type(error).__name__
-    return " ".join(text[:LONGEST_ERROR].split()).encode("utf-8", "replace").decode()
