@@ -1,6 +1,7 @@
 """What every engine must do, whatever it is made of. Engines are named in `conformance.py`."""
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -526,7 +527,45 @@ def test_weights_can_be_loaded_while_paused(stage):
     stage.check(prompt, completion)
 
 
-# ---------------------------------------------------------------- the end
+# ---------------------------------------------------------------- opening, time and the end
+
+
+def test_an_open_engine_can_be_opened_again_and_answers(stage):
+    async def scene():
+        await stage.engine.open()
+        await stage.engine.open()
+        return await stage.ask(prompts(9)[0])
+
+    assert len(stage.run(scene()).tokens) > 0
+
+
+def test_seconds_grow_with_work_and_are_finite(stage):
+    async def scene():
+        before = stage.engine.seconds
+        await stage.ask_all(prompts(9, 20))
+        between = stage.engine.seconds
+        await stage.ask_all(prompts(9, 20, seed=1))
+        return before, between, stage.engine.seconds
+
+    before, between, after = stage.run(scene())
+    assert 0 <= before < between < after < math.inf
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_an_engine_can_be_closed_twice_and_keeps_its_seconds(kind, tmp_path):
+    stage = Stage(KINDS[kind], tmp_path)
+
+    async def scene():
+        await stage.engine.open()
+        await stage.ask(prompts(9)[0])
+        worked = stage.engine.seconds
+        await stage.engine.close()
+        await stage.engine.close()
+        return worked
+
+    worked = stage.run(scene())
+    assert 0 < worked <= stage.engine.seconds < math.inf
+    stage.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

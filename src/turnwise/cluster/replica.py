@@ -23,11 +23,12 @@ class ReplicaActor:
     def __init__(self, make: MakeEngine) -> None:
         self.engine = make()
 
-    async def check(self) -> None:
-        return None
+    async def check(self) -> float:
+        return self.engine.seconds
 
-    async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> Completion:
-        return await self.engine.generate(prompt, sampling, session=session, seed=seed)
+    async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> tuple[Completion, float]:
+        completion = await self.engine.generate(prompt, sampling, session=session, seed=seed)
+        return completion, self.engine.seconds
 
     async def load(self, arrays: Mapping[str, np.ndarray], version: int) -> None:
         await self.engine.load(opened(arrays), version)
@@ -51,18 +52,26 @@ class Replica:
         self.actor = ray.remote(ReplicaActor).options(**options).remote(made)
         self.name = f"engine replica {place}"
         self.context = context
+        self.seconds = 0.0
+        """Seconds inside the model, as the actor said with its last completion or health check."""
+        self.closed = False
+
+    async def open(self) -> None:
+        await self.answer(self.actor.call.remote("open"))
 
     async def check(self) -> None:
-        await self.answer(self.actor.check.remote())
+        self.seconds = max(self.seconds, await self.answer(self.actor.check.remote()))
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context)
         asked = self.actor.generate.remote(tokens, sampling, session, seed)
         try:
-            completion: Completion = await self.answer(asked)
+            completion: Completion
+            completion, seconds = await self.answer(asked)
         except asyncio.CancelledError:
             self.actor.call.remote("abort", session)
             raise
+        self.seconds = max(self.seconds, seconds)
         return completion
 
     async def abort(self, session: str) -> None:
@@ -83,7 +92,9 @@ class Replica:
     async def close(self) -> None:
         import ray
 
-        ray.kill(self.actor)
+        if not self.closed:
+            self.closed = True
+            ray.kill(self.actor)
 
     async def answer(self, asked: Any) -> Any:
         from ray.exceptions import RayError, RayTaskError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -163,6 +164,37 @@ def vocabulary_of(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
+class BusyTime:
+    """Wall-clock seconds during which at least one call was under way: calls that overlap count once.
+
+    Example:
+        with busy:
+            answer = await service.generate(call)
+        busy.seconds
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.since = 0.0
+        """When the first of the calls under way began."""
+        self.finished_seconds = 0.0
+
+    def __enter__(self) -> None:
+        if self.num_calls == 0:
+            self.since = time.perf_counter()
+        self.num_calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.num_calls -= 1
+        if self.num_calls == 0:
+            self.finished_seconds += time.perf_counter() - self.since
+
+    @property
+    def seconds(self) -> float:
+        running = time.perf_counter() - self.since if self.num_calls else 0.0
+        return self.finished_seconds + running
+
+
 class Engine(Protocol):
     """Serves model calls. `session` names an attempt, so that its turns can share computed prefixes; `seed` is 64 bits
     of sampling noise that depend on what is attempted and never on what else is in the batch.
@@ -174,6 +206,16 @@ class Engine(Protocol):
     """Whether the engine reads the learner's own module, so that a load is only a new version number."""
     context: int
     """Tokens that prompt and action may have together."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds spent inside the model so far, summed over the engine's processes. It never falls."""
+        ...
+
+    async def open(self) -> None:
+        """Be ready for calls: start whatever takes long, so that no call's deadline counts it. May be called again;
+        without it the first call starts the engine."""
+        ...
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         """What is sampled after a prompt. A call that `checked_prompt` refuses is a ValueError; one that the engine
@@ -199,5 +241,5 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def close(self) -> None:
-        """End the engine; calls in flight fail."""
+        """End the engine; calls in flight fail. May be called again."""
         ...

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import MOST_TOKENS, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.types import StopReason, Tokens
 
 Spoken = str | Tokens
@@ -48,17 +48,27 @@ class ScriptedEngine:
         self.speaking: dict[asyncio.Future[Spoken], str] = {}  # scripts that take their time -> session
         self.ended: set[asyncio.Future[Spoken]] = set()  # those of them that were told to stop
         self.closed = False
+        self.busy = BusyTime()
         self.running = asyncio.Event()
         self.running.set()
+
+    @property
+    def seconds(self) -> float:
+        """The time during which at least one script was under way: there is no model."""
+        return self.busy.seconds
+
+    async def open(self) -> None:
+        return None
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         self.prompts.append(prompt)
-        said = self.script(prompt, session, seed)
         try:
-            text = said if isinstance(said, (str, np.ndarray)) else await self.listen(said, session)
+            with self.busy:
+                said = self.script(prompt, session, seed)
+                text = said if isinstance(said, (str, np.ndarray)) else await self.listen(said, session)
             while not self.running.is_set():
                 await self.running.wait()
         except Aborted:

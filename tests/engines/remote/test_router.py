@@ -33,6 +33,8 @@ class Puppet:
         self.sessions = []
         self.version = 0
         self.dead = self.paused = self.closed = self.stuck = False
+        self.seconds = 0.0
+        self.opened = 0
 
     async def generate(self, prompt, sampling, *, session, seed):
         self.alive()
@@ -63,6 +65,10 @@ class Puppet:
     async def load(self, weights, version):
         self.alive()
         self.weights, self.version = {name: tensor.clone() for name, tensor in weights.items()}, version
+
+    async def open(self):
+        self.opened += 1
+        await self.check()
 
     async def check(self):
         if self.stuck:
@@ -188,6 +194,20 @@ def test_a_replica_that_nobody_calls_is_missed_and_one_that_hangs_too(tmp_path):
         return theatre.made[1].closed
 
     assert play(tmp_path, scene, answer_seconds=0.05)
+
+
+def test_the_seconds_of_a_replica_that_died_are_not_lost(tmp_path):
+    async def scene(theatre):
+        await theatre.router.open()
+        theatre.made[0].seconds, theatre.made[1].seconds = 2.0, 3.0
+        theatre.made[0].dead = True
+        await until(lambda: theatre.router.places[0].starts == 2 and theatre.router.places[0].ready.is_set())
+        theatre.made[2].seconds = 0.5
+        return theatre.router.seconds, [puppet.opened for puppet in theatre.made]
+
+    seconds, opened = play(tmp_path, scene)
+    assert seconds == 5.5
+    assert opened[:2] == [1, 1]
 
 
 def test_calls_wait_while_no_replica_is_there(tmp_path):

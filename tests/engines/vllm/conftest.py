@@ -1,7 +1,9 @@
-"""These tests need vLLM, in an environment of its own: `make test-vllm`. Elsewhere they are not collected."""
+"""Tests that start vLLM need an environment with it: `make test-vllm`. Elsewhere they are not collected."""
 
 from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*"]
+STARTS_VLLM = ["test_conformance.py", "test_start.py", "test_training.py", "test_weights.py"]
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else STARTS_VLLM

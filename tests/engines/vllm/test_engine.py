@@ -1,4 +1,4 @@
-"""The vLLM engine over a service that is played, without vLLM; with it: tests/engines/vllm."""
+"""The vLLM engine over a played service, without vLLM; the other files of this folder start one."""
 
 import asyncio
 import math

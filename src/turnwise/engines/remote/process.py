@@ -61,6 +61,12 @@ class ProcessEngine:
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.over = ""
         """Why nothing is answered any more; empty while it is."""
+        self.seconds = 0.0
+        """Seconds inside the model, as the other process said with its last answer."""
+
+    async def open(self) -> None:
+        """Returns when the engine in the other process is ready."""
+        await self.ask("open")
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context)
@@ -134,7 +140,8 @@ class ProcessEngine:
         reason = ""
         try:
             while True:
-                number, error, answer = await wire.receive()
+                number, error, answer, seconds = await wire.receive()
+                self.seconds = max(self.seconds, seconds)
                 if number == NOBODY:
                     reason = f": {answer}"
                 elif (call := self.calls.get(number)) is not None and not call.done():
@@ -167,7 +174,7 @@ def serve(line: socket.socket, make: MakeEngine, outline: bytes, folder: Path) -
         traceback.print_exc()
         with suppress(OSError):
             line.setblocking(True)
-            line.sendall(framed((NOBODY, None, f"{type(error).__name__}: {error}")))
+            line.sendall(framed((NOBODY, None, f"{type(error).__name__}: {error}", 0.0)))
         os._exit(1)
     os._exit(0)  # to take the interpreter apart takes long, and frees nothing that would not be freed anyhow
 
@@ -192,15 +199,20 @@ class Server:
                 task.add_done_callback(partial(self.ended, number))
 
     async def answer(self, wire: Wire, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        error: type[Exception] | None = None
         try:
-            wire.send((number, None, await getattr(self, method)(*arguments)))
-        except ValueError as error:
-            wire.send((number, ValueError, str(error)))
-        except Exception as error:
-            wire.send((number, EngineFailure, str(error)))
+            result = await getattr(self, method)(*arguments)
+        except ValueError as refusal:
+            error, result = ValueError, str(refusal)
+        except Exception as failure:
+            error, result = EngineFailure, str(failure)
+        wire.send((number, error, result, self.engine.seconds))
 
     def ended(self, number: int, _: asyncio.Task[None]) -> None:
         del self.calls[number]
+
+    async def open(self) -> None:
+        await self.engine.open()
 
     async def generate(self, prompt: Tokens, sampling: Sampling, session: str, seed: int) -> Completion:
         return await self.engine.generate(prompt, sampling, session=session, seed=seed)

@@ -61,6 +61,12 @@ class Place:
         """Calls answered, by all replicas that were here."""
         self.starts = 1
         """Replicas that were here."""
+        self.past_seconds = 0.0
+        """Seconds inside the model of those that are gone."""
+
+    @property
+    def seconds(self) -> float:
+        return self.past_seconds + self.replica.seconds
 
 
 class Router:
@@ -99,6 +105,12 @@ class Router:
         """Of the last load; None before the first."""
         self.work: set[asyncio.Task[None]] = set()
         self.watching: asyncio.Task[None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds inside the model, summed over replicas, those that died included: with several it may exceed the time
+        that passed."""
+        return sum(place.seconds for place in self.places)
 
     # ------------------------------------------------------------ calls
 
@@ -189,7 +201,7 @@ class Router:
         for _ in range(STARTS):
             await place.replica.close()
             try:
-                place.replica = self.start(place.number)
+                place.past_seconds, place.replica = place.seconds, self.start(place.number)
                 place.starts += 1
                 await place.replica.check()
                 async with self.changing:
@@ -246,8 +258,8 @@ class Router:
                 raise error
 
     async def open(self) -> None:
-        """Returns when every replica answers."""
-        await self.all(lambda replica: replica.check())
+        """Returns when every replica is ready."""
+        await self.all(lambda replica: replica.open())
         self.watch()
 
     async def close(self) -> None:

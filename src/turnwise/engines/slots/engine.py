@@ -34,6 +34,14 @@ class SlotEngine:
         self.running.set()
         self.driver: asyncio.Task[None] | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds inside forward passes and sampling."""
+        return self.model.model_seconds
+
+    async def open(self) -> None:
+        return None
+
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
         if sampling.max_tokens == 0:

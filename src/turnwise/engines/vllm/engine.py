@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.vllm.service import Answer, Call, Service
 from turnwise.types import StopReason, Tokens
 from turnwise.weights.vllm_transfer import Transfer
@@ -86,6 +86,13 @@ class VllmEngine:
         self.changing = asyncio.Lock()  # held while weights, pauses and the service itself change
         self.numbers = itertools.count()
         self.prefix = uuid.uuid4().hex[:12]  # several engines may call one server
+        self.busy = BusyTime()
+
+    @property
+    def seconds(self) -> float:
+        """The time during which vLLM had at least one call: it does not report the time of its forward passes. Time in
+        which those calls waited, for a load of weights or for other callers of a server, is included."""
+        return self.busy.seconds
 
     # ------------------------------------------------------------ calls
 
@@ -126,7 +133,8 @@ class VllmEngine:
             call = Call(visit.name, tokens, sampling, salt, visit.session)
             visit.work = asyncio.create_task(self.service.generate(call), name=f"vLLM {visit.name}")
             try:
-                answer = await visit.work
+                with self.busy:
+                    answer = await visit.work
             except asyncio.CancelledError:
                 if self.closed and not cancelled_from_outside():
                     raise EngineFailure("the engine was closed") from None
@@ -206,7 +214,7 @@ class VllmEngine:
             raise EngineFailure(f"vLLM could not load version {version}: {in_one_line(error)}") from error
 
     async def open(self) -> None:
-        """Be ready. The first call would see to it too, within its own deadline."""
+        """Start vLLM."""
         async with self.changing:
             await self.start()
 
