@@ -30,13 +30,16 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
 from turnwise.assemble.environments import environment_makers, task_order, tasks_of
-from turnwise.assemble.run import build, limits, set_threads
+from turnwise.assemble.model import limits, set_threads
+from turnwise.assemble.run import open_environments, open_tracker, run_parts
+from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model, load_tokenizer
@@ -45,7 +48,8 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.curve import INK, MUTED, draw_scale, smooth
 from turnwise.runs.folder import RunFolder
-from turnwise.train import run
+from turnwise.train.run import Run
+from turnwise.train.state import State
 from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent
@@ -89,11 +93,16 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
     return parse_recipe(tree, case)
 
 
+async def warm_model(recipe: Recipe) -> tuple[Any, Any]:
+    with open_environments(recipe) as environments:
+        return await starting_model(recipe, environments, Silent(), {}, asyncio.Event())
+
+
 def warm_start(case: str, folder: Path, quick: bool) -> str:
     """The folder of the model that both sides start from."""
     recipe = recipe_of(case, quick=quick)
     set_threads(recipe)
-    model, tokenizer = asyncio.run(run.warm_model(recipe, Silent(), {}, asyncio.Event()))
+    model, tokenizer = asyncio.run(warm_model(recipe))
     save_policy(model, tokenizer, folder / case)
     return str(folder / case)
 
@@ -172,21 +181,21 @@ async def train_turnwise(request: dict[str, Any]) -> dict[str, Any]:
     stop = asyncio.Event()
     watch = Stopwatch(request["steps"], stop)
     model, tokenizer = load_model(request["folder"]), load_tokenizer(request["folder"])
-    parts = build(recipe, model, tokenizer)
-    own = run.Run(recipe, RunFolder.create(out, {}), parts, run.State(), watch)
-    watch.engine = parts.engine.model  # type: ignore[attr-defined]
-    gradients: list[dict[str, Any]] = []
+    folder, gradients = RunFolder.create(out, {}), []
 
     def keep_first(*_: Any) -> None:
         if not gradients:
             gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
-    parts.learner.stepper.optimizer.register_step_pre_hook(keep_first)  # type: ignore[union-attr]
-    watch.laps.resting = peak_memory()
-    await own.train(stop)
-    own.tracker.close()
+    with open_environments(recipe) as environments, closing(open_tracker(recipe, folder)) as tracker:
+        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations) as parts:
+            learner: Any = parts.loop.learner
+            learner.stepper.optimizer.register_step_pre_hook(keep_first)
+            watch.engine = parts.loop.engine.model  # type: ignore[attr-defined]
+            watch.laps.resting = peak_memory()
+            await Run(recipe, folder, parts, State(), watch, tracker).train(stop)
     torch.save(gradients[0], request["gradient"])
-    records = read_step(own.folder.archive / "step-000001.parquet")
+    records = read_step(folder.archive / "step-000001.parquet")
     rows = [row_of(record.group.task.id, one) for record in records for one in record.group.trajectories]
     Path(request["rows"]).write_text(json.dumps(rows))
     return watch.laps.report()

@@ -18,12 +18,16 @@ import random
 import statistics
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
-from turnwise.assemble.run import build, check, set_threads
+from turnwise.assemble.checks import check
+from turnwise.assemble.model import set_threads
+from turnwise.assemble.run import open_environments, open_tracker, run_parts
+from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
@@ -31,7 +35,8 @@ from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
-from turnwise.train import run
+from turnwise.train.run import Run
+from turnwise.train.state import State
 from turnwise.types import Message, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
@@ -75,14 +80,18 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
     recipe = load_recipe(RECIPE, [*late, "evaluation.every=0", f"out={out}", *overrides])
     check(recipe)
     set_threads(recipe)
-    screen, state = Silent(), run.State()
+    screen, folder = Silent(), RunFolder.create(recipe.out, {})
     plain = recipe.model_copy(update={"env": load_recipe(RECIPE).env})  # so that all share one warm start
-    model, tokenizer = await run.warm_model(plain, screen, {}, asyncio.Event())
-    own = run.Run(recipe, RunFolder.create(recipe.out, {}), build(recipe, model, tokenizer), state, screen)
-    if recipe.evaluation.final_tasks > 1:
-        await own.before()
-    start = time.perf_counter()
-    await own.train(asyncio.Event())
+    with open_environments(plain) as environments:
+        model, tokenizer = await starting_model(plain, environments, screen, {}, asyncio.Event())
+    with open_environments(recipe) as environments, closing(open_tracker(recipe, folder)) as tracker:
+        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations) as parts:
+            own = Run(recipe, folder, parts, State(), screen, tracker)
+            if recipe.evaluation.final_tasks > 1:
+                await own.before()
+            start = time.perf_counter()
+            await own.train(asyncio.Event())
+            spent = own.model_seconds()
     lines = [json.loads(line) for line in own.folder.metrics.read_text().splitlines() if "loss" in line]
     records = [
         record
@@ -90,13 +99,12 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
         for record in read_step(own.folder.archive / f"step-{step:06d}.parquet")
     ]
     turns = list(turns_of([record.group for record in records]))
-    own.tracker.close()
     # The last line is written after the last evaluation: the steps before it are timed.
     seconds = lines_seconds(screen.ended, start)
     return {
         "seconds_per_step": seconds,
-        "generate": own.counters()["generate"] / recipe.steps,
-        "learn": sum(own.counters()[name] for name in ("score", "forward_backward", "optimizer")) / recipe.steps,
+        "generate": spent["generate"] / recipe.steps,
+        "learn": sum(spent[name] for name in ("score", "forward_backward", "optimizer")) / recipe.steps,
         "latency_per_turn": statistics.mean(turn.timing.environment for turn in turns),
         "before": own.state.before.get("sampled", math.nan),
         "after": lines[-1].get("eval/sampled/success", math.nan),

@@ -30,7 +30,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 import numpy as np
 
-from turnwise.assemble.run import build, check, set_threads
+from turnwise.assemble.checks import check
+from turnwise.assemble.model import set_threads
+from turnwise.assemble.run import started
 from turnwise.cli.terminal import PlainScreen
 from turnwise.plan.pack import fill, lay_out, pack
 from turnwise.plan.plan import Plan
@@ -39,7 +41,6 @@ from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
-from turnwise.train import run
 from turnwise.train.loop import Stages
 from turnwise.types import Group, Turn, extends, turns_of
 
@@ -230,16 +231,15 @@ async def measure(
     check(recipe)
     set_threads(recipe)
     screen = Lines(f"{comparison.name} {arm.name} seed {seed}")
-    ledger, state = Ledger(), run.State()
-    model, tokenizer = await run.warm_model(recipe, screen, state.seconds, asyncio.Event())
-    parts = build(recipe, model, tokenizer)
-    parts = replace(parts, stages=ledger.watch(arm.change(parts.stages, recipe.tokens_per_pass)))
-    own = run.Run(recipe, RunFolder.create(recipe.out, {}), parts, state, screen)
-    await own.before()
-    began = time.perf_counter()
-    await own.train(asyncio.Event())
-    seconds = time.perf_counter() - began
-    own.tracker.close()
+    ledger = Ledger()
+    async with started(recipe, RunFolder.create(recipe.out, {}), screen, asyncio.Event()) as own:
+        loop = own.parts.loop
+        watched = ledger.watch(arm.change(loop.stages, recipe.tokens_per_pass))
+        own.parts = replace(own.parts, loop=replace(loop, stages=watched))
+        await own.before()
+        began = time.perf_counter()
+        await own.train(asyncio.Event())
+        seconds = time.perf_counter() - began
     lines = read_metrics(own.folder.metrics)
     trained = lines[1:]
     curve = {int(line["step"]): line["eval/sampled/success"] for line in lines if "eval/sampled/success" in line}
@@ -259,7 +259,7 @@ async def measure(
         "without_credit": ledger.without_credit / ledger.turns,
         "compared_without_credit": ledger.compared_without_credit / max(1, ledger.compared),
         "seconds": seconds,
-        "learner_seconds": sum(own.parts.learner.seconds.values()),
+        "learner_seconds": sum(own.parts.loop.learner.seconds.values()),
     }
 
 

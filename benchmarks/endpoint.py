@@ -248,8 +248,8 @@ def main() -> None:
 
 async def record(recipe: Any, path: Path, count: int) -> None:
     """Have an expert in the model's place through the agent, and write down the conversations."""
-    from turnwise.assemble.environments import environment_makers, plays_of, tasks_of
-    from turnwise.assemble.run import endpoint_of, limits
+    from turnwise.assemble.model import limits
+    from turnwise.assemble.run import open_environments
     from turnwise.learn.tiny import build_tokenizer
     from turnwise.rollout.demonstrate import Demonstrator
     from turnwise.rollout.group import all_of
@@ -257,12 +257,10 @@ async def record(recipe: Any, path: Path, count: int) -> None:
 
     spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
     room = replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 10, max_trajectory_tokens=1 << 21)
-    endpoint = endpoint_of(recipe)
-    expert = Demonstrator(environment_makers(recipe), spell, room, recipe.seed, NOISE, plays_of(recipe, endpoint))
-    try:
-        groups = await all_of(expert.group(task, 0) for task in tasks_of(recipe, "train", count)["lamps"])
-    finally:
-        endpoint.close()
+    with open_environments(recipe) as environments:
+        supplies, plays = environments.demonstrating(), environments.plays
+        expert = Demonstrator(supplies, spell, room, recipe.seed, NOISE, plays)
+        groups = await all_of(expert.group(task, 0) for task in environments.tasks("train", count)["lamps"])
     ends = [made.turns[-1] for group in groups for made in group.trajectories]
     texts = [spell.decode([*turn.prompt.tolist(), *turn.action.tolist()]) for turn in ends]
     rows = [[{"role": role, "content": content} for role, content in MESSAGE.findall(text)] for text in texts]
@@ -272,12 +270,12 @@ async def record(recipe: Any, path: Path, count: int) -> None:
 def trained(out: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     import tomllib
 
+    from turnwise.assemble import run
     from turnwise.cli.terminal import open_screen
     from turnwise.recipe.parse import apply_override, parse_recipe
     from turnwise.runs import archive
     from turnwise.runs.folder import RunFolder
     from turnwise.runs.tracker import read_metrics
-    from turnwise.train import run
 
     tree = tomllib.loads(RECIPE)
     agent = f'env.0.agent="endpoint:{AGENTS[chosen.agent]}"'

@@ -24,12 +24,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
-from turnwise.assemble.run import build, check, set_threads
+from turnwise.assemble.checks import check
+from turnwise.assemble.model import set_threads
+from turnwise.assemble.run import started
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
-from turnwise.train import run
+from turnwise.train.run import Run
 from turnwise.types import turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
@@ -42,7 +44,7 @@ class Stopwatch(PlainScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run: run.Run | None = None
+        self.run: Run | None = None
         self.met: dict[str, float] = {}
 
     def say(self, text: str) -> None:
@@ -50,7 +52,7 @@ class Stopwatch(PlainScreen):
 
     def show(self, done: int, metrics: Mapping[str, float]) -> None:
         if self.run and not self.met and metrics.get("eval/sampled/success", 0.0) >= GOAL:
-            self.met = {"step": done, "at": time.perf_counter(), **self.run.counters()}
+            self.met = {"step": done, "at": time.perf_counter(), **self.run.model_seconds()}
 
 
 async def measure(
@@ -62,24 +64,22 @@ async def measure(
     check(recipe)
     set_threads(recipe)
     watch = Stopwatch()
-    state = run.State()
     began = time.perf_counter()
-    model, tokenizer = await run.warm_model(recipe, watch, state.seconds, asyncio.Event())
-    warm = time.perf_counter() - began
-    own = run.Run(recipe, RunFolder.create(recipe.out, {}), build(recipe, model, tokenizer), state, watch)
-    await own.before()
-    watch.run = own
-    engine: Any = own.parts.engine
-    sampled = engine.model.sampled_tokens
-    before, start = own.counters(), time.perf_counter()
-    if profile:
-        profile.enable()
-    await own.train(asyncio.Event())
-    if profile:
-        profile.disable()
-    total = time.perf_counter() - start
-    spent = {name: value - before[name] for name, value in own.counters().items()}
-    summary = own.finish()
+    async with started(recipe, RunFolder.create(recipe.out, {}), watch, asyncio.Event()) as own:
+        warm = time.perf_counter() - began
+        await own.before()
+        watch.run = own
+        engine: Any = own.parts.loop.engine
+        sampled = engine.model.sampled_tokens
+        before, start = own.model_seconds(), time.perf_counter()
+        if profile:
+            profile.enable()
+        await own.train(asyncio.Event())
+        if profile:
+            profile.disable()
+        total = time.perf_counter() - start
+        spent = {name: value - before[name] for name, value in own.model_seconds().items()}
+        summary = own.finish()
     records = [
         r
         for step in archived_steps(own.folder.archive)

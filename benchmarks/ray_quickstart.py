@@ -13,11 +13,11 @@ import os
 import time
 from pathlib import Path
 
+from turnwise.assemble import run
 from turnwise.cli.terminal import open_screen
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
-from turnwise.train import run
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "model.threads=1"]

@@ -21,6 +21,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
+from turnwise.assemble import run
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.checkpoint import latest_checkpoint
@@ -28,7 +29,6 @@ from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import wilson
 from turnwise.runs.tracker import read_metrics
-from turnwise.train import run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 NAMES = {"ppo": "#1f77b4", "reinforce_pp": "#d95f02", "gigpo": "#1b9e77", "distill": "#7b3294"}

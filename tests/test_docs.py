@@ -11,7 +11,7 @@ import pytest
 
 from support.paths import ROOT
 from support.running import untimed
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 
 
 def block(language: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import DOCS
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 
 PAGE = DOCS / "tutorial.md"
 SMALL = ["steps=2", "groups_per_step=2", "sft.updates=4", "sft.batch=4", "model.layers=1", "evaluation.final_tasks=8"]

@@ -5,7 +5,7 @@ import pytest
 
 from support.making import make_group, make_trajectory
 from turnwise.assemble import objective as choices
-from turnwise.assemble.run import check
+from turnwise.assemble.checks import check
 from turnwise.learn.teacher import forward, reverse
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import Group, Status

@@ -14,14 +14,14 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from support.running import SilentScreen, micro_recipe
+from support.assembling import warm_model
+from support.running import micro_recipe
 from turnwise.assemble import provenance as module
+from turnwise.assemble.model import set_threads
 from turnwise.assemble.provenance import CANNOT_MATTER, differences, fingerprint, provenance, what_counts
-from turnwise.assemble.run import set_threads
 from turnwise.learn.learner import save_policy
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.train.warm_start import warm_model
 
 
 def keys_of(section: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -106,7 +106,7 @@ UNLIKE = [
 
 async def made(recipe: Recipe) -> dict[str, torch.Tensor]:
     set_threads(recipe)
-    model, _ = await warm_model(recipe, SilentScreen(), {}, asyncio.Event())
+    model, _ = await warm_model(recipe)
     weights: dict[str, torch.Tensor] = model.state_dict()
     return weights
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from support.acting import attempted, byte_tokenizer, limits, renderer, says
+from support.assembling import environments_for
 from support.making import make_trajectory
 from support.paths import BENCHMARKS
-from turnwise.assemble.run import tiny_texts
+from turnwise.assemble.model import tiny_texts
 from turnwise.envs.hops import Hops
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.rollout.scene import Attempt
@@ -75,7 +76,7 @@ def test_one_wrong_page_or_word_costs_the_outcome_and_no_turn(scripts):
 
 def test_pages_have_200_to_400_tokens(scripts):
     recipe = scripts.against_trl.recipe_of("pages-1M")
-    tokenizer = build_tokenizer(asyncio.run(tiny_texts(recipe, 64)))
+    tokenizer = build_tokenizer(asyncio.run(tiny_texts(recipe, environments_for(recipe), 64)))
     for task in scripts.pages.Pages.tasks("train", 0, 20):
         _, replies = opened(scripts.pages, task, lambda environment, turn: environment.demonstrate(0.3, Random(turn)))
         lengths = [len(tokenizer.encode(reply.messages[0].content)) for reply in replies[:-1]]

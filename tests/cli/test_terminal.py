@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from turnwise.cli.terminal import PlainScreen, RichScreen, headline, open_screen, table
+from turnwise.cli.terminal import PlainScreen, RichScreen, headline, open_screen
+from turnwise.runs.screen import table
 
 METRICS = {"reward/mean": 0.5, "success": 0.25, "loss": 1.0, "speed/tokens_per_second": 12345.6, "lag/max": 2.0}
 

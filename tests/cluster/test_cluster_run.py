@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from support.running import SilentScreen, micro_recipe, untimed
+from turnwise.assemble import run
 from turnwise.runs.folder import RunFolder
-from turnwise.train import run
 
 FEW = [
     "entropy=0.1",

@@ -3,20 +3,23 @@
 import asyncio
 import copy
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support import acting
 from support.acting import until
+from support.assembling import environments_for, warm_model
 from support.making import distance, gradients
 from support.running import SilentScreen, micro_recipe
-from turnwise.assemble.run import build
+from turnwise.assemble import run
+from turnwise.assemble.run import run_parts
+from turnwise.cluster.placement import Site, nodes_of
 from turnwise.cluster.remote_envs import Worlds
 from turnwise.envs.base import Reply
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
-from turnwise.train import run
 from turnwise.train.loop import Progress, train
 from turnwise.types import Message, Status
 
@@ -52,51 +55,45 @@ def cluster():
 def trained(recipe, model, tokenizer, look):
     """(the first step's records, what `look` sees of the learner after it, metrics of all steps, where it was). On a
     cluster a replica dies after the second step."""
-    first, seen, lines = [], [], []
+    first, seen, lines, sites = [], [], [], []
+
+    class WatchedSite(Site):
+        def __init__(self, cluster):
+            super().__init__(cluster)
+            sites.append(self)
 
     async def work():
-        parts = build(recipe, copy.deepcopy(model), tokenizer)
+        environments, evaluations = environments_for(recipe), Path(recipe.out) / "evaluations"
+        async with run_parts(recipe, environments, copy.deepcopy(model), tokenizer, evaluations) as parts:
+            loop = parts.loop
 
-        async def after(progress, metrics, records, waiting):
-            lines.append(metrics)
-            if progress.step == 1:
-                first.extend(records)
-                seen.append(look(parts.learner))
-            if progress.step == 2 and parts.site is not None:
-                ray.kill(parts.engine.places[0].replica.actor)
+            async def after(progress, metrics, records, waiting):
+                lines.append(metrics)
+                if progress.step == 1:
+                    first.extend(records)
+                    seen.append(look(loop.learner))
+                if progress.step == 2 and recipe.cluster.on_ray:
+                    ray.kill(loop.engine.places[0].replica.actor)
 
-        try:
-            if parts.site is not None:
-                await parts.engine.open()
-            await train(
-                parts.settings,
-                parts.stages,
-                parts.learner,
-                parts.engine,
-                parts.tasks,
-                Progress(),
-                after,
-                asyncio.Event(),
-            )
-            where = nodes(parts)
-            if parts.site is not None:
-                await until(lambda: parts.engine.places[0].starts == 2 and parts.engine.places[0].ready.is_set(), 300.0)
-        finally:
-            await parts.engine.close()
-            parts.close()
+            await train(loop, Progress(), after, asyncio.Event())
+            where = nodes(sites)
+            if recipe.cluster.on_ray:
+                place = loop.engine.places[0]
+                await until(lambda: place.starts == 2 and place.ready.is_set(), 300.0)
         return where
 
-    where = asyncio.run(work())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.assemble.learner.Site", WatchedSite)
+        where = asyncio.run(work())
     return first, seen[0], lines, where
 
 
-def nodes(parts):
+def nodes(sites):
     """(nodes of the ranks, nodes of the replicas)."""
-    if parts.site is None:
+    if not sites:
         return None
-    from turnwise.cluster.placement import nodes_of
-
-    return set(nodes_of(parts.site.of_ranks)), set(nodes_of(parts.site.of_replicas))
+    [site] = sites
+    return set(nodes_of(site.of_ranks)), set(nodes_of(site.of_replicas))
 
 
 def actions(records):
@@ -106,7 +103,7 @@ def actions(records):
 
 def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
     alone, spread = micro_recipe(tmp_path, *MORE), micro_recipe(tmp_path, *MORE, *SPREAD)
-    model, tokenizer = asyncio.run(run.warm_model(alone, SilentScreen(), {}, asyncio.Event()))
+    model, tokenizer = asyncio.run(warm_model(alone))
     wanted_groups, wanted, wanted_lines, _ = trained(alone, model, tokenizer, lambda own: gradients(own.policy.model))
     groups, found, lines, (of_ranks, of_replicas) = trained(spread, model, tokenizer, lambda own: own.gradients())
     assert actions(groups) == actions(wanted_groups)
@@ -124,8 +121,6 @@ def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
-    from turnwise.cluster.placement import Site
-
     recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.patience=3")
     with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
         Site(recipe.cluster)
@@ -133,7 +128,6 @@ def test_a_cluster_without_room_says_so(cluster, tmp_path):
 
 def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
     from turnwise.cluster.actors import ActorRanks
-    from turnwise.cluster.placement import Site
 
     site = Site(micro_recipe(tmp_path, *SPREAD).cluster)
     try:

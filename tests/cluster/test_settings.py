@@ -52,7 +52,7 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
 
 
 def test_of_a_run_that_resumes_only_the_place_may_change(tmp_path, capsys):
-    from turnwise.cli.parser import main
+    from turnwise.cli.commands import main
 
     recipe = micro_recipe(tmp_path)
     for given in (["steps=3"], ["cluster.ranks=1", "seed=2"], ["recipes/quickstart.toml"]):

@@ -64,7 +64,7 @@ def test_within_groups_names_estimators():
 @pytest.mark.parametrize("filter_name", FILTERS)
 @pytest.mark.parametrize("credit_name", ESTIMATORS)
 def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
-    from turnwise.assemble.run import check
+    from turnwise.assemble.checks import check
 
     tree = {"env": {"name": "hops"}, "filter": {"name": filter_name}, "credit": {"name": credit_name}}
     recipe = parse_recipe(tree, "test.toml")

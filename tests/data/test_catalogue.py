@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.data.catalogue import CATALOGUE, model_folder
 from turnwise.data.package import Package
 from turnwise.runs.checksums import write_checksums

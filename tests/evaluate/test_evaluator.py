@@ -1,14 +1,16 @@
-"""Exams that are waited for, that go on by themselves, fail or are given up."""
+"""Evaluations that are waited for, that go on by themselves, fail or are given up."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from support.acting import hang, renderer, run, says, until, user
-from turnwise.assemble.environments import batches_of, tasks_of
+from turnwise.assemble.attempts import evaluation_attempts
+from turnwise.assemble.environments import endpoint_of, environments_of, tasks_of
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate.evaluator import Examiner
+from turnwise.evaluate.evaluator import Evaluator
 from turnwise.recipe.parse import parse_recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.evaluations import evaluated
@@ -45,16 +47,19 @@ RECIPE = parse_recipe({"env": [{"name": f"{__name__}:Door", "dataset": "door"}],
 TASKS = tasks_of(RECIPE, "heldout")["door"]
 
 
-def examiner(folder, text="right"):
-    return Examiner(RECIPE, says(text), renderer(), batches_of(RECIPE), folder)
+def evaluator(folder, text="right", recipe=RECIPE, **settings):
+    engine, speak = says(text), renderer()
+    environments = environments_of(recipe, endpoint_of(recipe))
+    attempts = partial(evaluation_attempts, recipe, environments, engine, speak)
+    return Evaluator(engine, attempts, folder, success_at=1.0, decode=speak.decode, **settings)
 
 
-def test_an_exam_is_of_the_weights_it_is_given_and_left_on_disk(tmp_path):
+def test_an_evaluation_is_of_the_weights_it_is_given_and_left_on_disk(tmp_path):
     Door.opened.set()
 
     async def work():
-        own = examiner(tmp_path)
-        return [await own.exam(7, TASKS, greedy=greedy, weights={}) for greedy in (False, True)]
+        own = evaluator(tmp_path)
+        return [await own.evaluate(7, TASKS, greedy=greedy, weights={}) for greedy in (False, True)]
 
     sampled, greedy = run(work())
     assert (sampled.version, sampled.kind, sampled.result.num_attempts) == (7, "sampled", 12)
@@ -66,43 +71,43 @@ def test_an_exam_is_of_the_weights_it_is_given_and_left_on_disk(tmp_path):
     assert [record.group.task for record in read_step(sampled.path)] == TASKS
 
 
-def test_an_exam_that_was_sampled_by_other_weights_is_refused(tmp_path):
+def test_an_evaluation_that_was_sampled_by_other_weights_is_refused(tmp_path):
     Door.opened.set()
-    own = examiner(tmp_path)
+    own = evaluator(tmp_path)
     own.engine.version = 6
-    with pytest.raises(AssertionError, match=r"an exam of version 7 was sampled by \[6\]"):
-        run(own.exam(7, TASKS, greedy=True))
+    with pytest.raises(AssertionError, match=r"an evaluation of version 7 was sampled by \[6\]"):
+        run(own.evaluate(7, TASKS, greedy=True))
     assert evaluated(tmp_path) == []
 
 
-def test_an_exam_that_was_begun_goes_on_by_itself_until_it_is_collected(tmp_path):
+def test_an_evaluation_that_was_begun_goes_on_by_itself_until_it_is_collected(tmp_path):
     async def work():
-        own = examiner(tmp_path)
+        own = evaluator(tmp_path)
         assert await own.collect(wait=True) is None
         await own.begin(3, TASKS, {})
         await until(lambda: Door.inside == 12)
         assert await own.collect(wait=False) is None
-        with pytest.raises(AssertionError, match="one exam at a time"):
+        with pytest.raises(AssertionError, match="one evaluation at a time"):
             await own.begin(4, TASKS, {})
         Door.opened.set()
-        exam = await own.collect(wait=True)
+        evaluation = await own.collect(wait=True)
         assert await own.collect(wait=True) is None
         await own.begin(4, TASKS[:1], {})
         later = await own.collect(wait=True)
-        return exam, later
+        return evaluation, later
 
-    exam, later = run(work())
-    assert (exam.version, exam.result.versions, exam.result.num_successes) == (3, {3}, 12)
+    evaluation, later = run(work())
+    assert (evaluation.version, evaluation.result.versions, evaluation.result.num_successes) == (3, {3}, 12)
     assert (later.version, later.result.versions) == (4, {4})
     assert Door.inside == 0
 
 
 def test_one_that_is_given_up_closes_its_environments_and_leaves_nothing(tmp_path):
     async def work():
-        own = examiner(tmp_path)
+        own = evaluator(tmp_path)
         await own.begin(3, TASKS, {})
         await until(lambda: Door.inside == 12)
-        await own.close()
+        await own.stop()
 
     run(work(), seconds=5)
     assert Door.inside == 0
@@ -111,7 +116,7 @@ def test_one_that_is_given_up_closes_its_environments_and_leaves_nothing(tmp_pat
 
 def test_whoever_waits_for_one_and_is_cancelled_cancels_it(tmp_path):
     async def work():
-        own = examiner(tmp_path)
+        own = evaluator(tmp_path)
         await own.begin(3, TASKS, {})
         waiting = asyncio.create_task(own.collect(wait=True))
         await until(lambda: Door.inside == 12)
@@ -119,7 +124,7 @@ def test_whoever_waits_for_one_and_is_cancelled_cancels_it(tmp_path):
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert Door.inside == 0
-        await own.close()
+        await own.stop()
 
     run(work(), seconds=5)
 
@@ -132,29 +137,29 @@ def test_an_error_inside_is_raised_where_it_is_collected(tmp_path, monkeypatch, 
     Door.opened.set()
 
     async def work(ask):
-        own = examiner(tmp_path)
+        own = evaluator(tmp_path)
         await own.begin(3, TASKS, {})
         await until(own.under_way.done)
         try:
             if ask:
                 await own.collect(wait=False)
         finally:
-            await own.close()
+            await own.stop()
 
     with pytest.raises(OSError, match="No space left"):
         run(work(ask=True))
     caplog.clear()
     run(work(ask=False))  # nobody asked for it any more: it is at least said
-    assert "exam of version 3 failed" in caplog.text
+    assert "evaluation of version 3 failed" in caplog.text
 
 
-def test_environments_that_hang_do_not_hang_an_exam(tmp_path, monkeypatch):
+def test_environments_that_hang_do_not_hang_an_evaluation(tmp_path, monkeypatch):
     async def never(self, message):
         await hang()
 
     monkeypatch.setattr(Door, "step", never)
     hasty = parse_recipe(RECIPE.model_dump() | {"rollout": {"turn_seconds": 0.05, "retries": 0}}, "here")
-    own = Examiner(hasty, says(), renderer(), batches_of(hasty), tmp_path)
-    exam = run(own.exam(0, TASKS, greedy=True), seconds=10)
-    assert exam.metrics["eval/greedy/status/timed_out"] == 6
-    assert exam.metrics["eval/greedy/success"] == 0.0
+    own = evaluator(tmp_path, recipe=hasty, stops_when_hopeless=False)
+    evaluation = run(own.evaluate(0, TASKS, greedy=True), seconds=10)
+    assert evaluation.metrics["eval/greedy/status/timed_out"] == 6
+    assert evaluation.metrics["eval/greedy/success"] == 0.0

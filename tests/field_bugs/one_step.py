@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from support.acting import byte_tokenizer
+from support.assembling import parts_of as assembled
 from support.making import gradients, make_model
-from turnwise.assemble.run import Parts, build
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.schedule.take import Taken
-from turnwise.train.loop import train_step
+from turnwise.train.loop import LoopParts, train_step
 from turnwise.types import Group
 
 
@@ -37,7 +37,7 @@ class Step:
     updates: list[Update] = field(default_factory=list)
 
 
-def parts_of(num_groups: int, *overrides: str) -> Parts:
+def parts_of(num_groups: int, *overrides: str) -> LoopParts:
     """The parts of a run on a tiny model that trains on so many groups per step."""
     tree: dict[str, Any] = {
         "groups_per_step": num_groups,
@@ -48,7 +48,7 @@ def parts_of(num_groups: int, *overrides: str) -> Parts:
     }
     for override in overrides:
         apply_override(tree, override)
-    return build(parse_recipe(tree, "test"), make_model(), byte_tokenizer())
+    return assembled(parse_recipe(tree, "test"), make_model(), byte_tokenizer()).loop
 
 
 def step_on(groups: Sequence[Group], *overrides: str, **stages: Any) -> Step:

@@ -8,21 +8,28 @@ the output layer of the first version: a policy that nobody trained, and ratios 
 import asyncio
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from support.acting import byte_tokenizer, run
+from support.assembling import environments_for
 from turnwise.assemble import run as building
 from turnwise.engines.slots.engine import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
 from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.stopping import RunStopped
+from turnwise.schedule.workers import inline
 from turnwise.train.loop import Progress, train, unchecked
 from turnwise.types import Message, Task
 
 STEPS = 4
+
+
+async def let_pass(weight_check, version):
+    return None
 
 
 class Mood:
@@ -90,24 +97,26 @@ async def trained(kind, gap_limit, checked):
             dtype=torch.float32,
             version=version,
         )
-        return SlotEngine(slot_model, run=building.inline, shares_weights=False)
+        return SlotEngine(slot_model, run=inline, shares_weights=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "engine_of", engine_of)
-        parts = building.build(parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test"), model, tokenizer)
-    stages = parts.stages if checked else replace(parts.stages, arrived=unchecked)
+        recipe = parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test")
+        patch.setattr(building, "refuse_another_model", let_pass)
+        opened = building.run_parts(recipe, environments_for(recipe), model, tokenizer, Path("evaluations"))
+        parts = await opened.__aenter__()
+    loop = parts.loop if checked else replace(parts.loop, stages=replace(parts.loop.stages, arrived=unchecked))
     gaps = []
 
     async def after(progress, metrics, records, waiting):
         gaps.append(metrics["gap/mean"])
 
-    loop = parts.settings, stages, parts.learner, parts.engine, parts.tasks, Progress(), after, asyncio.Event()
     try:
-        await train(*loop)
+        await train(loop, Progress(), after, asyncio.Event())
     except RunStopped as stopped:
         raise AssertionError(f"stopped after step {len(gaps)}: {stopped}") from stopped
     finally:
-        await parts.engine.close()
+        await opened.__aexit__(None, None, None)
     return gaps
 
 

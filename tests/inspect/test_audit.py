@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.running import micro_recipe, train
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.inspect.audit import Audit, audit
 from turnwise.inspect.recorded_run import Past
 from turnwise.learn.policy import load_model

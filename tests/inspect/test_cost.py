@@ -10,7 +10,7 @@ import torch
 
 from support.making import make_model, make_turn, make_turns
 from support.running import micro_recipe, train
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.inspect import cost as module
 from turnwise.inspect.cost import (
     Load,

@@ -14,7 +14,7 @@ import torch
 
 from support.making import distance, make_model
 from support.running import micro_recipe, train
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.credit.truncation import unpaid
 from turnwise.inspect import verify as module
 from turnwise.inspect.recorded_run import Past

@@ -314,7 +314,7 @@ def test_a_policy_computes_in_training_mode_with_its_own_attention():
 
 
 def test_a_missing_model_folder_is_one_line_before_anything_is_loaded(tmp_path):
-    from turnwise.assemble.run import check
+    from turnwise.assemble.checks import check
     from turnwise.recipe.parse import parse_recipe
 
     recipe = parse_recipe({"env": {"name": "hops"}, "model": {"path": str(tmp_path / "none")}}, "test.toml")

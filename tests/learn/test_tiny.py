@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.assembling import environments_for
 from support.making import few
 from support.paths import RECIPES
-from turnwise.assemble.run import model_and_tokenizer
+from turnwise.assemble.model import model_and_tokenizer
 from turnwise.learn.policy import check_model
 from turnwise.learn.tiny import END_OF_TEXT, END_OF_TURN, START_OF_TURN, build_model, build_tokenizer
 from turnwise.recipe.parse import load_recipe
@@ -114,6 +115,7 @@ def test_every_width_a_recipe_may_ask_for_computes(tokenizer, hidden):
 
 
 def test_the_quickstart_model_has_between_0_3_and_1_million_parameters():
-    model, tokenizer = asyncio.run(model_and_tokenizer(load_recipe(RECIPE)))
+    recipe = load_recipe(RECIPE)
+    model, tokenizer = asyncio.run(model_and_tokenizer(recipe, environments_for(recipe)))
     assert 300_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 1_000_000
     assert len(tokenizer) <= 512

@@ -347,12 +347,12 @@ def test_the_settings_of_a_class_are_its_constructors():
 
 def test_what_the_function_gets_is_what_was_checked():
     """`credit.norm_by_std=False` on the command line is no TOML, hence a string, and a non-empty string is true."""
-    from turnwise.assemble.run import build
+    from support.assembling import parts_of
     from turnwise.learn.tiny import build_tokenizer
 
     credit = {"name": "grpo"}
     apply_override(credit, "norm_by_std=False")
     recipe = parse(credit=credit, engine={"slots": 1})
-    parts = build(recipe, make_model(), build_tokenizer(["a b"]))
-    credit = parts.stages.estimate([make_group([0.0, 1.0])], {})
+    parts = parts_of(recipe, make_model(), build_tokenizer(["a b"]))
+    credit = parts.loop.stages.estimate([make_group([0.0, 1.0])], {})
     assert [array.tolist() for array in credit] == [[-0.5, -0.5], [0.5, 0.5]]

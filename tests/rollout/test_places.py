@@ -2,18 +2,22 @@
 
 import asyncio
 import os
+from functools import partial
 
 import pytest
 
 from support.acting import Puppet, attempted, limits, renderer, run, says, until, user
+from support.assembling import environments_for
 from support.running import micro_recipe, train, untimed
-from turnwise.assemble import run as build
-from turnwise.assemble.environments import batches_of, tasks_of
-from turnwise.cli.parser import main
+from turnwise.assemble.attempts import evaluation_attempts, training_attempts
+from turnwise.assemble.environments import tasks_of
+from turnwise.assemble.model import model_and_tokenizer, tiny_texts
+from turnwise.assemble.warm_start import demonstrating
+from turnwise.cli.commands import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate.evaluator import Examiner
+from turnwise.evaluate.evaluator import Evaluator
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Batching
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
@@ -79,20 +83,24 @@ def made_in(recipe, where, folder):
     train_tasks, heldout = (tasks_of(recipe, split)["crowd"] for split in ("train", "heldout"))
 
     async def tiny():
-        await build.tiny_texts(recipe)
+        await tiny_texts(recipe, environments_for(recipe))
 
     async def training():
-        attempt_maker = build.practice_of(recipe, says("it"), renderer(), batches_of(recipe), {})
+        attempt_maker = training_attempts(recipe, environments_for(recipe), says("it"), renderer())
         await all_of(attempt_maker.group(task, 0) for task in train_tasks[:8])
 
     async def evaluation():
-        await Examiner(recipe, says("it"), renderer(), batches_of(recipe), folder).exam(0, heldout, greedy=False)
+        engine, speak = says("it"), renderer()
+        attempts = partial(evaluation_attempts, recipe, environments_for(recipe), engine, speak)
+        evaluator = Evaluator(engine, attempts, folder, success_at=1.0, decode=speak.decode)
+        await evaluator.evaluate(0, heldout, greedy=False)
 
     async def demonstrations():
-        model, tokenizer = await build.model_and_tokenizer(recipe)
+        environments = environments_for(recipe)
+        model, tokenizer = await model_and_tokenizer(recipe, environments)
         Crowd.opened = Crowd.most = 0
-        parts = build.build_sft(recipe, model, tokenizer)
-        await asyncio.gather(*(parts.stages.make_group(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
+        async with demonstrating(recipe, environments, model, tokenizer) as parts:
+            await asyncio.gather(*(parts.stages.make_group(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
 
     run(locals()[where](), seconds=120)
     return Crowd.opened
@@ -126,9 +134,9 @@ def test_entries_that_say_nothing_share_what_the_machine_has():
     entries = [{"name": f"{__name__}:Crowd", "dataset": name} for name in ("a", "b")]
     own = {"name": f"{__name__}:Crowd", "dataset": "c", "max_open": 3}
     objects = {"name": f"{__name__}:Object", "dataset": "d"}
-    batches = batches_of(parse_recipe({"env": [*entries, own, objects]}, "here"))
-    assert batches["a"].places is batches["b"].places
-    assert {name: own.places.limit for name, own in batches.items()} == {"a": USUAL, "b": USUAL, "c": 3, "d": 256}
+    datasets = environments_for(parse_recipe({"env": [*entries, own, objects]}, "here")).datasets
+    assert datasets["a"].places is datasets["b"].places
+    assert {name: each.places.limit for name, each in datasets.items()} == {"a": USUAL, "b": USUAL, "c": 3, "d": 256}
 
 
 def test_play_opens_what_is_played_and_nothing_else(monkeypatch, capsys):
@@ -207,14 +215,12 @@ def test_whoever_gives_up_waiting_takes_no_place_along():
 
 
 def test_validation_beside_training_leaves_half_of_the_places(tmp_path):
-    from turnwise.assemble.environments import batched_makers
-
     recipe = recipe_of(max_open=4)
     beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
-    batches = batches_of(beside)
-    training, validation = (batched_makers(beside, batches, validation=v)["crowd"] for v in (False, True))
-    assert batched_makers(recipe, batches, validation=True)["crowd"].places is batches["crowd"].places
-    assert training.places is batches["crowd"].places
+    alone, environments = environments_for(recipe), environments_for(beside)
+    training, validation = environments.training()["crowd"], environments.validation()["crowd"]
+    assert alone.validation()["crowd"].places is alone.datasets["crowd"].places
+    assert training.places is environments.datasets["crowd"].places
 
     async def scene():
         door = asyncio.Event()

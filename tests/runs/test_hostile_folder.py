@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from support.running import micro_recipe, resume, train
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.checksums import NAME, write_checksums
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from support.running import micro_recipe, micro_toml, train
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import write_checkpoint
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.trust import is_own, named_in, own_key, recipe_of_run, stamp, state_folder

@@ -7,13 +7,12 @@ from random import Random
 import pytest
 
 from support.running import SilentScreen, micro_recipe, untimed
-from turnwise.assemble.run import build
+from turnwise.assemble.run import restored, started
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time
-from turnwise.train import run
 from turnwise.types import turns_of
 
 
@@ -43,14 +42,11 @@ async def played(recipe, seed, until=None):
     try:
         folder = RunFolder.open(recipe.out)
     except ValueError:
-        folder = RunFolder.create(recipe.out, {})
-        model, tokenizer = await run.warm_model(recipe, SilentScreen(), {}, asyncio.Event())
-        own = run.Run(recipe, folder, build(recipe, model, tokenizer, workers=durations(seed)), run.State(), screen)
-        await own.before()
+        opened = started(recipe, RunFolder.create(recipe.out, {}), screen, asyncio.Event(), durations(seed))
     else:
-        checkpoint = latest_checkpoint(folder.checkpoints)
-        own = await run.restored(recipe, folder, checkpoint, screen, durations(seed))
-    await run.go(own, stop)
+        opened = restored(recipe, folder, latest_checkpoint(folder.checkpoints), screen, durations(seed))
+    async with opened as run:
+        await run.to_end(stop)
     return asyncio.get_running_loop().time()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.acting import Puppet, limits, renderer, run, says, trajectory, user
 from support.running import micro_toml
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks

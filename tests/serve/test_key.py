@@ -9,7 +9,7 @@ import pytest
 from serve.malformed import CHAT
 from serve.serving import chat_body, make_session
 from support.acting import run
-from turnwise.cli.parser import main, parsed
+from turnwise.cli.commands import main, parsed
 from turnwise.serve import registry
 from turnwise.serve.dialects.ask import Refusal
 from turnwise.serve.endpoint import Endpoint

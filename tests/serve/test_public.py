@@ -12,7 +12,7 @@ import pytest
 
 from serve.serving import chat_body, connect, hermes, post
 from support.acting import hang, run, says, until
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.serve.dialects.ask import Ask, Refusal
 from turnwise.serve.endpoint import Endpoint

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from turnwise.assemble import run
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
-from turnwise.train import run
 
 MICRO = """
 steps = 4

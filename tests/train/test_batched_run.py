@@ -6,11 +6,12 @@ import re
 import pytest
 
 from support.acting import limits, renderer, run, says
+from support.assembling import environments_for
 from support.paths import DOCS
 from support.running import micro_recipe, train
-from turnwise.assemble.environments import batched_makers, batches_of, tasks_of
+from turnwise.assemble.checks import check
+from turnwise.assemble.environments import tasks_of
 from turnwise.assemble.provenance import fingerprint
-from turnwise.assemble.run import check
 from turnwise.engines.base import Sampling
 from turnwise.envs.hops import Hops
 from turnwise.evaluate.result import evaluate
@@ -71,20 +72,21 @@ def test_wrong_settings_are_explained(batching, said):
 
 
 def test_a_recipe_makes_one_queue_for_training_and_validation():
-    own = batches_of(recipe(slots=3, policy="lockstep"))["hops"]
+    own = environments_for(recipe(slots=3, policy="lockstep")).datasets["hops"].host
     assert (own.steps.slots, own.steps.rule, own.closes.rule) == (3, Lockstep(), Lockstep())
     given = recipe(max_batch=9, max_wait=1.5)
-    batches = batches_of(given)
-    training, validation = (batched_makers(given, batches, validation=v)["hops"]() for v in (False, True))
-    assert batches["hops"].steps.rule == Adaptive(9)
-    assert training.batches is validation.batches is batches["hops"]
+    environments = environments_for(given)
+    training, validation = environments.training()["hops"](), environments.validation()["hops"]()
+    host = environments.datasets["hops"].host
+    assert host.steps.rule == Adaptive(9)
+    assert training.batches is validation.batches is host
     assert (training.lane.rank, validation.lane.rank) == (0, 1)
     assert isinstance(training.environment, HopsTogether)
 
 
 def test_other_environments_stay_as_they_are():
     given = recipe("hops")
-    made = batched_makers(given, batches_of(given), validation=True)["hops"]()
+    made = environments_for(given).validation()["hops"]()
     assert type(made) is Hops
 
 
@@ -116,15 +118,15 @@ def test_the_environment_of_the_docs_is_batched(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     given = load_recipe(tmp_path / "riddle.toml")
     check(given)
-    batches = batches_of(given)
+    environments = environments_for(given)
     tasks = tasks_of(given, "heldout", 20)["Riddle"]
     words = iter([task.data["word"][::-1] for task in tasks])
-    makers = batched_makers(given, batches, validation=True)
+    makers = environments.validation()
     engine = says(lambda *_: next(words))
     practice = AttemptMaker(makers, engine, renderer(), Sampling(20), limits(), seed=0, split="heldout", attempts=1)
 
     async def work():
-        return await evaluate(practice, tasks, 1.0), batches["Riddle"].report()
+        return await evaluate(practice, tasks, 1.0), environments.datasets["Riddle"].host.report()
 
     result, report = run(work())
     assert result.success == 1.0

@@ -20,10 +20,10 @@ import pytest
 from support.paths import TESTS
 from support.running import SilentScreen, micro_recipe, resume, train, untimed
 from train.test_run import dumps
-from turnwise.cli.parser import main
+from turnwise.assemble import run
+from turnwise.cli.commands import main
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
-from turnwise.train import run
 
 ALONE = ["engine.slots=1", "steps=2", "groups_per_step=2", "rollout.attempts=2", "evaluation.every=1"]
 SMALL = ["evaluation.tasks=2", "evaluation.final_tasks=4", "runs.checkpoint_every=1"]

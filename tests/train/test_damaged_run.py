@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import latest_checkpoint, read_checkpoint
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder

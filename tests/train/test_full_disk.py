@@ -15,7 +15,7 @@ import pytest
 
 from support.paths import TESTS
 from support.running import micro_toml, untimed
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.disk import EXIT_CODE
 from turnwise.runs.checkpoint import read_checkpoint
 
@@ -137,13 +137,13 @@ def test_a_limit_on_the_size_of_files_is_named(
 def test_a_start_that_fails_does_not_block_the_next(
     whole: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: type[Exception]
 ) -> None:
-    from turnwise.train import run
+    from turnwise.assemble import run
 
     def fail(*arguments: object, **options: object) -> None:
         raise mistake("something that is found out late")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "build", fail)
+        patch.setattr(run, "run_parts", fail)
         try:
             assert start(whole[0], tmp_path / "run") == 2
         except mistake:
@@ -156,7 +156,7 @@ import subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from support.running import micro_toml, untimed
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 
 place = Path({place!r})
 def mount(*options):

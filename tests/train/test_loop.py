@@ -51,13 +51,7 @@ def test_steps_without_any_sampled_token_are_steps():
     async def scene():
         progress, stages = Progress(), replace(parts.stages, make_group=make_group)
         before = {name: tensor.clone() for name, tensor in parts.learner.publish().items()}
-        try:
-            await train(
-                parts.settings, stages, parts.learner, parts.engine, parts.tasks, progress, after, asyncio.Event()
-            )
-        finally:
-            await parts.engine.close()
-            parts.close()
+        await train(replace(parts, stages=stages), progress, after, asyncio.Event())
         assert all((tensor == before[name]).all() for name, tensor in parts.learner.publish().items())
         return progress
 

@@ -7,7 +7,7 @@ import pytest
 from learn.test_merged import KINDS, model_of
 from support.acting import byte_tokenizer
 from support.running import micro_recipe, resume, train, untimed
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.runs.checkpoint import latest_checkpoint

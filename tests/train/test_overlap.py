@@ -16,6 +16,8 @@ import turnwise.learn.losses as losses
 from support import calling
 from support.calling import watch
 from support.running import SilentScreen, micro_recipe, train, untimed
+from turnwise.assemble import run
+from turnwise.evaluate.evaluator import Evaluator
 from turnwise.runs.archive import read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
@@ -23,7 +25,6 @@ from turnwise.runs.folder import RunFolder
 from turnwise.schedule.stopping import RunStopped
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time
-from turnwise.train import run
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def slow_recipe(folder, out, *overrides):
 
 
 def workers(name):
-    return in_virtual_time(lambda: {"engine": 0.1, "exam": 0.1, "learner": 5.0}[name])
+    return in_virtual_time(lambda: {"engine": 0.1, "evaluation": 0.1, "learner": 5.0}[name])
 
 
 async def played(recipe, stop_at=None):
@@ -73,7 +74,7 @@ def play(recipe, stop_at=None):
     assert watch.inside == 0  # whatever happened, all environments were closed
 
 
-def exams(out):
+def evaluations(out):
     """By (version, kind): all that the metrics say of an evaluation, and all that its attempts did."""
     folder, found = RunFolder.open(out), {}
     for line in untimed(folder.metrics):
@@ -129,8 +130,8 @@ def test_at_lag_0_neither_training_nor_evaluations_notice_that_they_overlap(tmp_
     overlaps = micro_recipe(tmp_path, *common, f"out={tmp_path / 'overlaps'}", "evaluation.overlap=true")
     train(waits)
     train(overlaps)
-    assert [version for version, _ in exams(waits.out)] == [0, 0, 2, 4, 5, 5]
-    assert exams(waits.out) == exams(overlaps.out)
+    assert [version for version, _ in evaluations(waits.out)] == [0, 0, 2, 4, 5, 5]
+    assert evaluations(waits.out) == evaluations(overlaps.out)
     assert training(waits.out) == training(overlaps.out)
     (step, version), late, last = logged(overlaps.out)
     assert step > version == 2
@@ -146,7 +147,7 @@ def test_training_goes_on_during_an_evaluation(tmp_path):
     assert watch.meanwhile >= 8  # a step's worth of lookups
     assert [version for _, version in logged(overlaps.out)] == [3, 6, 7]
     assert 3 < logged(overlaps.out)[0][0] < 6
-    assert exams(overlaps.out) == exams(waits.out)
+    assert evaluations(overlaps.out) == evaluations(waits.out)
     assert training(overlaps.out) == training(waits.out)
 
 
@@ -156,7 +157,7 @@ def test_every_token_of_an_evaluation_is_of_its_version(tmp_path, lag):
     play(recipe)
     assert watch.meanwhile >= 8  # a step's worth of lookups
     assert [version for _, version in logged(recipe.out)] == [3, 6, 7]
-    for (version, kind), found in exams(recipe.out).items():
+    for (version, kind), found in evaluations(recipe.out).items():
         path = RunFolder.open(recipe.out).evaluations / f"step-{version:06d}-{kind}.parquet"
         made = [t for record in read_step(path) for t in (*record.group.trajectories, *record.group.failed)]
         assert {v for trajectory in made for turn in trajectory.turns for v in turn.versions.tolist()} == {version}
@@ -182,16 +183,16 @@ def test_the_next_evaluation_waits_for_the_one_before(tmp_path):
     assert [line["step"] for line in untimed(RunFolder.open(recipe.out).metrics)] == [*range(7), 7, 7]
 
 
-def test_the_best_may_be_one_that_was_examined_while_others_were_trained(tmp_path):
+def test_the_best_may_be_one_that_was_evaluated_while_others_were_trained(tmp_path):
     """Before training there are 2 sampled attempts and a greedy one; then the 4 of version 3, which alone succeed."""
     watch.paid, watch.opening_seconds = range(3, 7), 40.0
     recipe = slow_recipe(tmp_path, "run", "runs.checkpoints=1", "runs.checkpoint_every=1", "runs.evaluations=1")
     play(recipe, stop_at=4)
-    assert (state(recipe.out)["examined"], state(recipe.out)["best_step"]) == (3, None)
+    assert (state(recipe.out)["evaluating"], state(recipe.out)["best_step"]) == (3, None)
     assert checkpoints(recipe.out) == [3, 4]  # version 3 may turn out the best
     watch.opened = 3
     play(recipe)
-    assert (state(recipe.out)["examined"], state(recipe.out)["best_step"]) == (None, 3)
+    assert (state(recipe.out)["evaluating"], state(recipe.out)["best_step"]) == (None, 3)
     assert checkpoints(recipe.out) == [3, 7]
     assert {version for version, _ in evaluated(RunFolder.open(recipe.out).evaluations)} == {3, 7}
 
@@ -207,10 +208,10 @@ def test_a_run_that_was_stopped_has_the_same_evaluations_as_one_that_was_not(tmp
     parts = slow_recipe(tmp_path, "parts", f"runs.checkpoint_every={checkpoint_every}")
     for stop_at in (3, 5):  # as the evaluation begins, and within it
         play(parts, stop_at)
-        assert (state(parts.out)["progress"]["step"], state(parts.out)["examined"]) == (stop_at, 3)
+        assert (state(parts.out)["progress"]["step"], state(parts.out)["evaluating"]) == (stop_at, 3)
     play(parts)
     assert training(parts.out) == training(whole.out)
-    assert exams(parts.out) == exams(whole.out)
+    assert evaluations(parts.out) == evaluations(whole.out)
 
 
 def test_a_run_that_was_killed_begins_the_evaluation_again(tmp_path):
@@ -229,10 +230,10 @@ def test_a_run_that_was_killed_begins_the_evaluation_again(tmp_path):
 
     clock.run(cut_short())
     assert watch.inside == 0
-    assert (state(killed.out)["progress"]["step"], state(killed.out)["examined"]) == (3, 3)
+    assert (state(killed.out)["progress"]["step"], state(killed.out)["evaluating"]) == (3, 3)
     play(killed)
     assert training(killed.out) == training(whole.out)
-    assert exams(killed.out) == exams(whole.out)
+    assert evaluations(killed.out) == evaluations(whole.out)
 
 
 def test_what_an_evaluation_left_is_cut_away_where_it_is_made_again(tmp_path):
@@ -257,7 +258,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_that_hangs(tmp_path):
 
     assert clock.run(hang_later()) < 1000
     assert watch.inside == 0
-    assert (state(recipe.out)["progress"]["step"], state(recipe.out)["examined"]) == (5, 3)
+    assert (state(recipe.out)["progress"]["step"], state(recipe.out)["evaluating"]) == (5, 3)
 
 
 def test_a_run_that_cannot_go_on_gives_its_evaluation_up_and_leaves_a_checkpoint(tmp_path, monkeypatch):
@@ -273,24 +274,24 @@ def test_a_run_that_cannot_go_on_gives_its_evaluation_up_and_leaves_a_checkpoint
     with pytest.raises(RunStopped, match="non-finite"):
         play(recipe)
     assert watch.inside == 0
-    assert (state(recipe.out)["progress"]["step"], state(recipe.out)["examined"]) == (4, 3)
+    assert (state(recipe.out)["progress"]["step"], state(recipe.out)["evaluating"]) == (4, 3)
 
 
 def test_an_error_in_an_evaluation_ends_the_run_and_is_seen(tmp_path, monkeypatch):
     recipe = slow_recipe(tmp_path, "run")
-    exam = run.Examiner.exam
+    evaluate = Evaluator.evaluate
 
     async def broken(self, version, *arguments, **settings):
-        made = await exam(self, version, *arguments, **settings)
+        made = await evaluate(self, version, *arguments, **settings)
         assert version != 3, "a bug in an evaluation"
         return made
 
-    monkeypatch.setattr(run.Examiner, "exam", broken)
+    monkeypatch.setattr(Evaluator, "evaluate", broken)
     with pytest.raises(AssertionError, match="a bug in an evaluation"):
         play(recipe)
     assert watch.inside == 0
-    assert state(recipe.out)["examined"] == 3
-    monkeypatch.setattr(run.Examiner, "exam", exam)
+    assert state(recipe.out)["evaluating"] == 3
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     play(recipe)
     assert [version for _, version in logged(recipe.out)] == [3, 6, 7]
 

@@ -17,6 +17,7 @@ import pytest
 
 from support.paths import TESTS
 from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
+from turnwise.assemble import run
 from turnwise.envs.base import Reply
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
@@ -24,7 +25,6 @@ from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
 from turnwise.schedule.stopping import RunStopped
-from turnwise.train import run
 from turnwise.types import Message, turns_of
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from support.assembling import warm_model
 from support.running import MICRO, SilentScreen, micro_recipe
-from turnwise.cli.parser import main
+from turnwise.cli.commands import main
 from turnwise.recipe.schema import Recipe
-from turnwise.train.warm_start import warm_model
 
 
 def made(recipe: Recipe) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The weights after the warm start, and what was said."""
     torch.set_num_threads(1)
     screen = SilentScreen()
-    model, _ = asyncio.run(warm_model(recipe, screen, {}, asyncio.Event()))
+    model, _ = asyncio.run(warm_model(recipe, screen))
     return model.state_dict(), screen.said
 
 

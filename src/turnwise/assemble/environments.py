@@ -1,4 +1,4 @@
-"""The mixture of environments that a recipe trains on: their classes, their batched calls and their tasks."""
+"""From a recipe to its environments: their classes, agents, batched calls and tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -26,8 +25,9 @@ from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.environments import DatasetEnvironments, Environments
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.rollout.places import Places, usual_limit
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.serve.agents.agent import Agent, calling, find_agent, is_function
 from turnwise.serve.agents.drive import Driver
@@ -94,15 +94,6 @@ def has_process(found: Any) -> bool:
     return issubclass(found, Isolated) or hasattr(found, "agent_for")
 
 
-def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
-    """By dataset: who makes the turns, where an agent does, through the endpoint."""
-    return {
-        entry.label: Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once))
-        for entry in recipe.env
-        if (agent := agent_of(entry)) is not None
-    }
-
-
 def agent_of(entry: config.Environment) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
@@ -128,20 +119,32 @@ def places_of(recipe: Recipe) -> dict[str, Places]:
     return places
 
 
-def supplies_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Supply]:
-    """By dataset: fresh environments, each called by itself, for demonstrations."""
-    places, failures = places_of(recipe), failures or Failures()
-    return {label: Supply(make, places[label], failures) for label, make in environment_makers(recipe).items()}
+def endpoint_of(recipe: Recipe) -> Endpoint:
+    """The endpoint of a run, which listens once an agent needs it."""
+    return Endpoint(recipe.endpoint.host, recipe.endpoint.port)
 
 
-def batches_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Batches]:
-    """By dataset: what puts calls of its environments together, for training and validation alike, or has them live
-    elsewhere."""
-    places, failures = places_of(recipe), failures or Failures()
-    return {entry.label: batches_for(recipe, entry, places[entry.label], failures) for entry in recipe.env}
+def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
+    """The environments of a recipe; agents that drive them find the model at the endpoint."""
+    places, makers, failures = places_of(recipe), environment_makers(recipe), Failures()
+    datasets = {}
+    for entry in recipe.env:
+        agent = agent_of(entry)
+        datasets[entry.label] = DatasetEnvironments(
+            make=makers[entry.label],
+            draw=partial(draw_tasks, recipe, entry),
+            host=host_of(recipe, entry, places[entry.label], failures),
+            places=places[entry.label],
+            training=lane_of(entry.batching, validation=False),
+            validation=lane_of(entry.batching, validation=True),
+            play=None if agent is None else Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once)),
+        )
+    return Environments(datasets, failures, validation_overlaps=recipe.evaluation.overlap)
 
 
-def batches_for(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
+def host_of(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
+    """What puts calls of an entry's environments together, for training and validation alike, or has them live in other
+    processes."""
     kind = kind_of(entry)
     if entry.actors:
         return Worlds(kind, actors=entry.actors, cluster=recipe.cluster, places=places, failures=failures)
@@ -149,35 +152,26 @@ def batches_for(recipe: Recipe, entry: config.Environment, places: Places, failu
     return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, places=places, failures=failures)
 
 
-def batched_makers(recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool) -> dict[str, Supply]:
-    """By dataset: fresh environments whose calls are put together with others. Validation beside training takes half of
-    the places, so that its many attempts never keep training waiting."""
-    lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
-    supplies = {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
-    if not (validation and recipe.evaluation.overlap):
-        return supplies
-    halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
-    return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
+def draw_tasks(recipe: Recipe, entry: config.Environment, split: str, count: int | None = None) -> list[Task]:
+    """The tasks of a split of one entry, at most `count`."""
+    kind = kind_of(entry)
+    if entry.data:
+        tasks = given_tasks(entry.data, entry.heldout, split, entry.label, kind)
+    else:
+        supplied = ("self", "split", "seed", "settings")
+        arguments = check_arguments(entry.name, "env.tasks", kind.tasks, entry.tasks, supplied)
+        if "settings" in inspect.signature(kind.tasks).parameters:
+            arguments["settings"] = check_arguments(entry.name, "env.settings", kind, entry.settings)
+        tasks = kind.tasks(split, recipe.seed if split == "train" else 0, **arguments)
+    drawn = [checked(task, entry.label) for task in islice(tasks, count)]
+    if not drawn:
+        raise ValueError(f"{entry.label} has no {split} tasks")
+    return drawn
 
 
 def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:
-    """By dataset: the tasks of a split, at most `count` of each."""
-    datasets = {}
-    for entry in recipe.env:
-        found = kind_of(entry)
-        if entry.data:
-            made = given_tasks(entry.data, entry.heldout, split, entry.label, found)
-        else:
-            supplied = ("self", "split", "seed", "settings")
-            arguments = check_arguments(entry.name, "env.tasks", found.tasks, entry.tasks, supplied)
-            if "settings" in inspect.signature(found.tasks).parameters:
-                arguments["settings"] = check_arguments(entry.name, "env.settings", found, entry.settings)
-            made = found.tasks(split, recipe.seed if split == "train" else 0, **arguments)
-        tasks = [checked(task, entry.label) for task in islice(made, count)]
-        if not tasks:
-            raise ValueError(f"{entry.label} has no {split} tasks")
-        datasets[entry.label] = tasks
-    return datasets
+    """The tasks of a split, by dataset, at most `count` of each."""
+    return {entry.label: draw_tasks(recipe, entry, split, count) for entry in recipe.env}
 
 
 def read_tasks(recipe: Recipe, path: Path) -> list[Task]:

@@ -1,10 +1,11 @@
-"""From a recipe to its learner: the policy, what is scored or trained beside it, in this process or over ranks."""
+"""From a recipe to its learner: the policy, the models that score or learn with it, in this process or over ranks."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +56,16 @@ def device_of(recipe: Recipe) -> str:
     """Where models compute."""
     own = recipe.cluster
     return ("cuda" if own.gpus else "cpu") if own.on_ray else pick_device(recipe.model.device)
+
+
+@contextmanager
+def placed(recipe: Recipe) -> Iterator[Site | None]:
+    """The part of a Ray cluster that a run has for itself, given back afterwards; None where it needs none."""
+    if not recipe.cluster.on_ray:
+        yield None
+        return
+    with closing(Site(recipe.cluster)) as site:
+        yield site
 
 
 def portable(recipe: Recipe, model: Any) -> Any:

@@ -1,488 +1,289 @@
-"""From a recipe to the parts of a run. The one place where names in a recipe become functions and objects."""
+"""From a recipe, or the folder of a run, to a run that is ready to train. Whoever enters one of these contexts leaves
+nothing behind: engines, ranks, placements, ports and environments are closed in the reverse order of their making."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
-import importlib.util
-import math
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-
-from turnwise.assemble import objective as choices
-from turnwise.assemble.environments import (
-    batched_makers,
-    batches_of,
-    environment_makers,
-    plays_of,
-    supplies_of,
-    task_order,
-    tasks_of,
-)
-from turnwise.assemble.learner import device_of, layout_of, learner_for, policy_of, portable, rl_learner, sft_learner
-from turnwise.cluster.placement import Site
-from turnwise.cluster.remote_envs import Worlds
-from turnwise.cluster.replica import open_replicas
-from turnwise.credit.estimators import imitate
-from turnwise.credit.scope import of_tokens
-from turnwise.credit.weighting import token_mean
-from turnwise.data.catalogue import model_folder
-from turnwise.engines.base import Engine, Sampling, vocabulary_of
-from turnwise.engines.remote.process import ProcessEngine
-from turnwise.engines.remote.router import Router
-from turnwise.engines.scripted import ScriptedEngine
-from turnwise.engines.slots.engine import SlotEngine
-from turnwise.engines.slots.model import SlotModel
-from turnwise.engines.vllm.engine import VllmEngine
-from turnwise.engines.vllm.local import LocalSettings, LocalVllm
-from turnwise.engines.vllm.server import VllmServer
-from turnwise.learn.base import AnyLearner
+from turnwise.assemble import objective
+from turnwise.assemble.attempts import evaluation_attempts, training_attempts
+from turnwise.assemble.checks import check, check_tasks
+from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
+from turnwise.assemble.environments import endpoint_of, environments_of, task_order
+from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
+from turnwise.assemble.model import model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.warm_start import starting_model
+from turnwise.atomic import atomic_folder
+from turnwise.engines.base import Engine
+from turnwise.evaluate.evaluator import Evaluator
 from turnwise.learn.learner import save_policy
-from turnwise.learn.losses import likelihood
-from turnwise.learn.objective import Objective
-from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
-from turnwise.learn.tiny import build_model, build_tokenizer
+from turnwise.learn.policy import load_model
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches
-from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
-from turnwise.rollout.failures import Failures
-from turnwise.rollout.group import AttemptMaker, all_of
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.render.renderer import Renderer
-from turnwise.rollout.scene import Play
-from turnwise.runs.checkpoint import check_model_folder
-from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message
+from turnwise.rollout.environments import Environments
+from turnwise.runs import archive, setback
+from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_steps
+from turnwise.runs.checksums import write_checksums
+from turnwise.runs.folder import RunFolder
+from turnwise.runs.lock import owned
+from turnwise.runs.screen import Screen
+from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
+from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
 from turnwise.schedule.stopping import RunStopped
-from turnwise.schedule.tasks import Draw, TaskOrder
-from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
-from turnwise.serve.endpoint import Endpoint, check_installed
-from turnwise.train.loop import Settings, Stages
+from turnwise.schedule.tasks import Draw
+from turnwise.schedule.workers import Workers, in_own_thread, inline
+from turnwise.train.loop import LoopParts, Settings, Stages
+from turnwise.train.run import WAITING, Run, RunParts
+from turnwise.train.state import State
+from turnwise.train.warm_start import Stopped
 from turnwise.train.weight_check import Check
 from turnwise.types import Group
-from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import outline_of
-from turnwise.weights.vllm_transfer import FileTransfer, NativeTransfer
+
+# ---------------------------------------------------------------- runs
 
 
-def limits(recipe: Recipe) -> Limits:
-    r = recipe.rollout
-    return Limits(
-        r.max_turns,
-        r.max_prompt_tokens,
-        r.max_action_tokens,
-        r.max_trajectory_tokens,
-        r.turn_seconds,
-        r.attempt_seconds,
-        r.max_observation_bytes,
-    )
+async def start(
+    recipe: Recipe, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+) -> dict[str, Any] | None:
+    """Train a recipe from its start: the summary, or None where it was stopped."""
+    async with training(recipe, screen, stop, workers) as run:
+        return await run.to_end(stop)
 
 
-# ---------------------------------------------------------------- model
+async def resume(
+    path: Path,
+    screen: Screen,
+    stop: asyncio.Event,
+    workers: Workers = in_own_thread,
+    overrides: Sequence[str] = (),
+    trust: Trust = "ask",
+) -> dict[str, Any] | None:
+    """Go on with a run: the summary, or None where it was stopped."""
+    async with resuming(path, screen, stop, workers, overrides, trust) as run:
+        return await run.to_end(stop)
 
 
-async def tiny_texts(recipe: Recipe, count: int = 256) -> list[str]:
-    """Conversations of the recipe's environments, for a tokenizer to learn its words from."""
-    spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
-    endpoint = endpoint_of(recipe)
-    failures = Failures()
-    supplies = supplies_of(recipe, failures)
-    expert = Demonstrator(supplies, spell, roomy(recipe), recipe.seed, 0.2, plays_of(recipe, endpoint))
-    tasks = [task for of_dataset in tasks_of(recipe, "train", count).values() for task in of_dataset]
-    try:
-        groups = await all_of(expert.group(task, 0) for task in tasks)
-    finally:
-        endpoint.close()
-        failures.sum_up("conversations for the tiny tokenizer")
-    stop_if_none_opens(groups)
-    played = [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
-    texts = [spell.decode([*last.prompt, *last.action]) for made in played for last in made.turns[-1:]]
-    return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
-
-
-def roomy(recipe: Recipe) -> Limits:
-    """A recipe's limits with room for a tokenizer that knows no word."""
-    return replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21)
-
-
-def stop_if_none_opens(groups: Sequence[Group]) -> None:
-    """Raise RunStopped where no environment could be opened, for one reason. What fails later may do so because nobody
-    demonstrates."""
-    attempts = attempts_of(groups)
-    if (failure := shared_failure(groups)) and not any(made.turns for made in attempts):
-        raise RunStopped(shared_failure_message(len(attempts), "at training tasks", failure))
-
-
-async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) -> tuple[Any, Any]:
-    """The policy's model in float32 and its tokenizer: from a folder, or the tiny ones built by code."""
-    if path is None and recipe.model.path != "tiny":
-        path = recipe.model.path
-    if path is not None:
+@asynccontextmanager
+async def training(
+    recipe: Recipe, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+) -> AsyncIterator[Run]:
+    """A new run in its folder, its warm start made. A start that fails before the first checkpoint leaves no folder."""
+    check(recipe)
+    with owned(RunFolder.make(recipe.out).path):
+        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), partial(stamp_where_asked, recipe))
         try:
-            model, tokenizer = load_model(path), load_tokenizer(path)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"cannot load the model in {path}: {str(error).splitlines()[0]}") from None
-    else:
-        tokenizer = build_tokenizer(await tiny_texts(recipe))
-        context = recipe.rollout.max_trajectory_tokens
-        model = build_model(tokenizer, recipe.model.hidden, recipe.model.layers, context, recipe.seed)
-    longest = getattr(model.config, "max_position_embeddings", None) or recipe.rollout.max_trajectory_tokens
-    if recipe.rollout.max_trajectory_tokens > longest:
-        raise ValueError(
-            f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than "
-            f"the {longest} positions of this model; lower it"
-        )
-    return model.to("cpu" if recipe.cluster.on_ray else device_of(recipe)), tokenizer
+            async with started(recipe, folder, screen, stop, workers) as run:
+                yield run
+        except (Stopped, asyncio.CancelledError, KeyboardInterrupt):  # and can be resumed
+            raise
+        except BaseException:
+            if not written_steps(folder.checkpoints):
+                folder.clear()
+            raise
 
 
-def set_threads(recipe: Recipe) -> None:
-    cores = 1 if recipe.model.path == "tiny" else os.cpu_count() or 1
-    torch.set_num_threads(recipe.model.threads or max(1, cores // (2 if recipe.max_lag else 1)))
+@asynccontextmanager
+async def resuming(
+    path: Path,
+    screen: Screen,
+    stop: asyncio.Event,
+    workers: Workers = in_own_thread,
+    overrides: Sequence[str] = (),
+    trust: Trust = "ask",
+) -> AsyncIterator[Run]:
+    """A run as its last checkpoint left it, or at its start where it has never come to one; what it recorded after that
+    is cut away and made again. Overrides may say that it runs elsewhere now."""
+    folder = RunFolder.open(path)
+    with owned(folder.path):
+        recipe = recipe_of_run(folder, overrides, trust).model_copy(update={"out": str(folder.path)})
+        check(recipe)
+        checkpoint = latest_checkpoint(folder.checkpoints)
+        if checkpoint is not None:
+            folder.check_reference(keeps_start(recipe))
+        setback.cut_back(folder, checkpoint, recipe.runs.checkpoint_every)
+        if checkpoint is None:
+            opened = started(recipe, folder, screen, stop, workers)
+        else:
+            opened = restored(recipe, folder, checkpoint, screen, workers)
+        async with opened as run:
+            yield run
 
 
-# ---------------------------------------------------------------- parts of a run
+@asynccontextmanager
+async def started(
+    recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+) -> AsyncIterator[Run]:
+    """A run before its first evaluation."""
+    set_threads(recipe)
+    state = State()
+    with open_environments(recipe) as environments:
+        check_tasks(recipe, environments)
+        model, tokenizer = await starting_model(recipe, environments, screen, state.seconds, stop)
+        if keeps_start(recipe):
+            with atomic_folder(folder.reference) as aside:
+                save_policy(model, tokenizer, aside)
+                write_checksums(aside)
+        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations, workers=workers) as parts:
+            with closing(open_tracker(recipe, folder)) as tracker:
+                yield Run(recipe, folder, parts, state, screen, tracker)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """All that a run is made of."""
-
-    recipe: Recipe
-    tokenizer: Any
-    renderer: Renderer
-    learner: AnyLearner
-    engine: Engine
-    exam_engine: Engine
-    """What held-out attempts are sampled by: the same, or one of its own where they overlap training."""
-    batches: Mapping[str, Batches]
-    """By dataset."""
-    tasks: TaskOrder
-    settings: Settings
-    stages: Stages
-    check: Check | None
-    """Of the engine's weights; None where there is nothing that samples."""
-    site: Site | None
-    """Where learner and engines are, if on a Ray cluster."""
-    endpoint: Endpoint
-    plays: Mapping[str, Play]
-    """By dataset: the agents that drive attempts through the endpoint."""
-    failures: Failures = field(default_factory=Failures)
-    """How attempts fail, in training, evaluation and demonstrations."""
-
-    def close(self) -> None:
-        """End the processes of learner and environments and the endpoint, and give the site back."""
-        self.endpoint.close()
-        self.learner.close()
-        for own in self.batches.values():
-            if isinstance(own, Worlds):
-                own.close()
-        if self.site is not None:
-            self.site.close()
+@asynccontextmanager
+async def restored(
+    recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen, workers: Workers = in_own_thread
+) -> AsyncIterator[Run]:
+    """A run as its checkpoint left it."""
+    set_threads(recipe)
+    with open_environments(recipe) as environments:
+        path = folder.reference if recipe.lora.rank else checkpoint.path
+        model, tokenizer = await model_and_tokenizer(recipe, environments, path)
+        beginning = partial(load_model, folder.reference)
+        async with run_parts(
+            recipe, environments, model, tokenizer, folder.evaluations, checkpoint, beginning, workers
+        ) as parts:
+            with closing(open_tracker(recipe, folder)) as tracker:
+                run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen, tracker)
+                run.last_checkpoint = checkpoint.step
+                [step] = archive.archived_steps(checkpoint.path / WAITING)
+                records = archive.read_step(checkpoint.path / WAITING / f"step-{step:06d}.parquet")
+                run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
+                screen.say(f"resuming {folder.path} after step {checkpoint.step}")
+                yield run
 
 
-def check(recipe: Recipe) -> None:
-    """Refuse, before anything heavy, names that do not exist and settings that would be ignored."""
-    environment_makers(recipe)
-    if recipe.model.path != "tiny" and not model_folder(recipe.model.path).is_dir():
-        where = recipe.model.path
-        raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
-    for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
-        if path not in ("", "start") and not model_folder(path).is_dir():
-            raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
-    for path in {recipe.model.path, recipe.kl.reference, recipe.teacher} - {"", "start", "tiny"}:
-        check_model_folder(model_folder(path))
-    choices.check(recipe)
-    check_packages(recipe)
+def keeps_start(recipe: Recipe) -> bool:
+    """Whether the folder of a run has the model that training started from."""
+    return bool(recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"))
 
 
-def check_packages(recipe: Recipe) -> None:
-    """Refuse what needs packages that are not installed."""
-    if plays_of(recipe, endpoint_of(recipe)):
-        check_installed()
-    if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
-        raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
-    if recipe.lora.rank and importlib.util.find_spec("peft") is None:
-        raise ValueError('lora needs peft: pip install "turnwise[lora]"')
-    if recipe.engine.name != "vllm":
-        return
-    own = recipe.engine.vllm
-    needed = {"aiohttp": "vllm-client"} if own.server else {"vllm": "vllm"}
-    if own.transfer != "file":
-        needed["vllm"] = "vllm"
-    for package, extra in needed.items():
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" (on a CPU see docs/vllm.md)'
-            )
+@contextmanager
+def open_environments(recipe: Recipe) -> Iterator[Environments]:
+    """The environments of a recipe and the endpoint of the agents that drive them, which listens once one needs it."""
+    with closing(endpoint_of(recipe)) as endpoint, closing(environments_of(recipe, endpoint)) as environments:
+        yield environments
 
 
-def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
-    """The renderer of a model, which may end its actions with what its generation config names too."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ends = [named] if isinstance(named, int) else named or []
-    own = recipe.rollout
-    return Renderer(tokenizer, own.history, own.tools, ends, trust_text=own.trust_text)
+def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
+    trackers: list[Tracker] = [JsonLines(folder.metrics)]
+    if "tensorboard" in recipe.runs.trackers:
+        trackers.append(TensorBoard(folder.path / "tensorboard"))
+    if "wandb" in recipe.runs.trackers:
+        trackers.append(WeightsAndBiases(recipe.runs.project, folder.path.name, folder.path))
+    return Several(trackers)
 
 
-def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread) -> Engine:
-    """The engine that a recipe names: on the learner's own module at lag 0, on a copy where sampling and learning
-    overlap or learning is done elsewhere, or a vLLM."""
-    if recipe.engine.name == "vllm":
-        return vllm_engine(recipe, model, renderer, version)
-    if recipe.engine.processes:
-        return process_engines(recipe, model, renderer, version)
-    apart = inline if recipe.cluster.is_spread else None
-    return slot_engine(recipe, model, renderer, version, workers("engine") if recipe.max_lag else apart)
+# ---------------------------------------------------------------- their parts
 
 
-def exam_engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers) -> Engine:
-    """An engine with weights of its own, for what overlaps training."""
-    if recipe.engine.name == "vllm":
-        return vllm_engine(recipe, model, renderer, version)
-    return slot_engine(recipe, model, renderer, version, workers("exam"))
-
-
-def slot_engine(
-    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
-) -> SlotEngine:
-    """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
-    own = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
-    return SlotEngine(own, run=worker or inline, shares_weights=worker is None)
-
-
-def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> Engine:
-    """The engine of a process of its own, which has the model for itself."""
-    torch.set_num_threads(recipe.model.threads or max(1, int(recipe.cluster.cpus)))
-    model = model.to(device_of(recipe))
-    policy_of(recipe, model)  # which makes it ready for an engine
-    renderer = renderer_of(recipe, model, tokenizer)
-    if recipe.engine.name == "vllm":
-        return vllm_engine(recipe, model, renderer, version)
-    own = slot_model_of(recipe, model, renderer, version)
-    return SlotEngine(own, run=in_own_thread("engine"), shares_weights=False)
-
-
-def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> Router:
-    """Engines in processes of this machine, which read their weights from one place."""
-    publisher = Publisher()
-    publisher.publish(model.state_dict(), version)
-    make = partial(engine_of_process, recipe, renderer.tokenizer)
-    outline = outline_of(model)
-    context = recipe.engine.context or recipe.rollout.max_trajectory_tokens
-
-    def start(number: int) -> ProcessEngine:
-        return ProcessEngine(make, outline, publisher, context=context, name=f"engine process {number}")
-
-    return Router(start, recipe.engine.processes, publisher)
-
-
-def engine_of_process(recipe: Recipe, tokenizer: Any, model: Any, version: int) -> Engine:
-    return replica_engine(recipe, model, tokenizer, version)
-
-
-def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
-    return SlotModel(
-        model,
-        slots=recipe.engine.slots,
-        context=recipe.engine.context or recipe.rollout.max_trajectory_tokens,
-        end_tokens=renderer.end_tokens,
-        decode=renderer.decode,
-        dtype=DTYPES[recipe.model.dtype],
-        version=version,
-        cache=recipe.engine.cache,
-        keep_cache=recipe.engine.keep_cache,
-        pass_tokens=recipe.engine.pass_tokens,
-    )
-
-
-def vllm_engine(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> VllmEngine:
-    """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names."""
-    engine, own = recipe.engine, recipe.engine.vllm
-    dtype, device = DTYPES[recipe.model.dtype], model.device.type
-    if device != "cuda" and (gpus := {"transfer", "memory", "tensor_parallel"} & set(own.changed)):
-        raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(own, min(gpus))!r} needs a GPU; remove it")
-    weights = model.state_dict()
-    local = LocalSettings(
-        slots=engine.slots,
-        dtype=recipe.model.dtype,
-        device=device,
-        threads=torch.get_num_threads(),
-        cache=engine.cache,
-        pass_tokens=engine.pass_tokens,
-        memory=own.memory,
-        eager=device == "cpu" if own.eager == "auto" else own.eager,
-        tensor_parallel=own.tensor_parallel,
-        transfer=own.transfer,
-    )
-    save = partial(save_policy, model, renderer.tokenizer)
-    folder = Path(own.folder) if own.folder else None
-    return VllmEngine(
-        VllmServer(own.server) if own.server else LocalVllm(save, local),
-        FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
-        slots=engine.slots,
-        context=engine.context or recipe.rollout.max_trajectory_tokens,
-        vocabulary=vocabulary_of(model),
-        end_tokens=renderer.end_tokens,
-        tensors=weights,
-        version=version,
-        keep_cache=engine.keep_cache,
-        first=weights if own.server else None,
-    )
-
-
-def endpoint_of(recipe: Recipe) -> Endpoint:
-    """The endpoint of a run, which listens once an agent needs it."""
-    return Endpoint(recipe.endpoint.host, recipe.endpoint.port)
-
-
-def driven(recipe: Recipe, plays: Mapping[str, Play]) -> Mapping[str, Play]:
-    """The agents of a recipe, all of them."""
-    assert all(entry.label in plays for entry in recipe.env if entry.is_driven), "an agent is left out"
-    return plays
-
-
-def practice_of(
-    recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], plays: Mapping[str, Play]
-) -> AttemptMaker:
-    """How training attempts are made."""
-    return AttemptMaker(
-        plays=driven(recipe, plays),
-        environments=batched_makers(recipe, batches, validation=False),
-        engine=engine,
-        renderer=renderer,
-        sampling=Sampling(recipe.rollout.max_action_tokens, recipe.sampling.temperature),
-        limits=limits(recipe),
-        seed=recipe.seed,
-        split="train",
-        attempts=recipe.rollout.attempts,
-        retries=recipe.rollout.retries,
-    )
-
-
-def exam_of(
+@asynccontextmanager
+async def run_parts(
     recipe: Recipe,
-    engine: Engine,
-    renderer: Renderer,
-    batches: Mapping[str, Batches],
-    plays: Mapping[str, Play],
-    *,
-    greedy: bool,
-) -> AttemptMaker:
-    """How held-out attempts are made: the same loop with its own sampling."""
-    e = recipe.evaluation
-    greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
-    sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
-    return AttemptMaker(
-        plays=driven(recipe, plays),
-        environments=batched_makers(recipe, batches, validation=True),
-        engine=engine,
-        renderer=renderer,
-        sampling=greedily if greedy else sampled,
-        limits=limits(recipe),
-        seed=recipe.seed,
-        split="heldout/greedy" if greedy else "heldout/sampled",
-        attempts=1 if greedy else e.attempts,
-        retries=recipe.rollout.retries,
-    )
-
-
-def build(
-    recipe: Recipe,
+    environments: Environments,
     model: Any,
     tokenizer: Any,
-    step: int = 0,
-    start: Callable[[], Any] | None = None,
+    evaluations: Path,
+    checkpoint: Checkpoint | None = None,
+    beginning: Callable[[], Any] | None = None,
     workers: Workers = in_own_thread,
-) -> Parts:
-    """The parts of a reinforcement-learning run that has done `step` steps; `start` gives the model it started from,
-    where that is not `model` itself, and `workers` make the calls of engines and learner where these overlap."""
-    check(recipe)
+) -> AsyncIterator[RunParts]:
+    """The parts of a run, at its start or as a checkpoint left them; `beginning` gives the model that training started
+    from, where that is not `model` itself, and `workers` make the calls of engines and learner where these overlap.
+    Engines are open, and the one of training is known to compute what the learner does."""
+    step = checkpoint.step if checkpoint else 0
     renderer = renderer_of(recipe, model, tokenizer)
     plain = without_adapters(recipe, model)
-    site = Site(recipe.cluster) if recipe.cluster.on_ray else None
-    make = partial(rl_learner, recipe, portable(recipe, model), tokenizer, start)
-    learner = learner_for(recipe, model, make, site)
-    engine: Engine
-    if site is None:
-        engine = engine_of(recipe, model if shares_module(recipe) else plain, renderer, step, workers)
-    else:
-        make_engine = partial(replica_engine, recipe, model, tokenizer, step)
-        context = recipe.engine.context or recipe.rollout.max_trajectory_tokens
-        engine = open_replicas(site, make_engine, context=context)
-    overlap = recipe.evaluation.overlap
-    exam_engine = exam_engine_of(recipe, plain, renderer, step, workers) if overlap else engine
-    failures = Failures()
-    batches = batches_of(recipe, failures)
-    endpoint = endpoint_of(recipe)
-    plays = plays_of(recipe, endpoint)
-    practice = practice_of(recipe, engine, renderer, batches, plays)
-    settle = choices.failure_of(recipe)
+    async with AsyncExitStack() as stack:
+        site = stack.enter_context(placed(recipe))
+        make = partial(rl_learner, recipe, portable(recipe, model), tokenizer, beginning)
+        learner = stack.enter_context(closing(learner_for(recipe, model, make, site)))
+        if site is None:
+            shared = model if recipe.engine_shares_weights else plain
+            engine = engine_of(recipe, shared, renderer, step, workers)
+        else:
+            engine = cluster_engine(recipe, model, tokenizer, step, site)
+        await stack.enter_async_context(opened(engine))
+        evaluation_engine = engine
+        if recipe.evaluation.overlap:
+            evaluation_engine = evaluation_engine_of(recipe, plain, renderer, step, workers)
+            await stack.enter_async_context(opened(evaluation_engine))
+        evaluator = Evaluator(
+            evaluation_engine,
+            partial(evaluation_attempts, recipe, environments, evaluation_engine, renderer),
+            evaluations,
+            success_at=recipe.rollout.success_at,
+            decode=renderer.decode,
+            stops_when_hopeless=recipe.rollout.on_failure.name == "drop",
+        )
+        stack.push_async_callback(evaluator.stop)
+        if checkpoint is not None:
+            learner.restore(checkpoint.path)
+            if recipe.lora.rank:  # the engine was made with the model as it is without them
+                await engine.load(learner.publish(), step)
+        run = workers("learner") if recipe.max_lag or recipe.evaluation.overlap else inline
+        lay_out = layout_of(recipe, model)
+        plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
+        weight_check = Check(
+            engine,
+            learner,
+            plan,
+            run,
+            temperature=recipe.sampling.temperature,
+            vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
+            exact=recipe.model.dtype == "float32",
+            longest=recipe.rollout.max_trajectory_tokens,
+            limit=recipe.sync.limit,
+            every=recipe.sync.every,
+        )
+        await refuse_another_model(weight_check, step)
+        attempts = training_attempts(recipe, environments, engine, renderer)
+        settle = objective.failure_of(recipe)
 
-    async def make_group(draw: Draw) -> Group:
-        return settle(await practice.group(draw.task, draw.epoch))
+        async def make_group(draw: Draw) -> Group:
+            return settle(await attempts.group(draw.task, draw.epoch))
 
-    lay_out = layout_of(recipe, model)
-    run = workers("learner") if recipe.max_lag or overlap else inline
-    plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
-    check_weights = Check(
-        engine,
-        learner,
-        plan,
-        run,
-        temperature=recipe.sampling.temperature,
-        vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
-        exact=recipe.model.dtype == "float32",
-        longest=recipe.rollout.max_trajectory_tokens,
-        limit=recipe.sync.limit,
-        every=recipe.sync.every,
-    )
-    stages = Stages(
-        make_group=make_group,
-        keep=choices.keep_of(recipe),
-        plan=plan,
-        estimate=choices.estimate_of(recipe),
-        correct=choices.correct_of(recipe),
-        targets=choices.targets_of(recipe),
-        weigh=choices.weighting_of(recipe),
-        anchor=choices.ratio_of(recipe).compare,
-        objective=choices.objective_of(recipe),
-        run=run,
-        arrived=check_weights.arrived,
-    )
-    order = task_order(recipe, tasks_of(recipe, "train"))
-    settings = settings_of(recipe)
-    return Parts(
-        recipe,
-        tokenizer,
-        renderer,
-        learner,
-        engine,
-        exam_engine,
-        batches,
-        order,
-        settings,
-        stages,
-        check_weights,
-        site,
-        endpoint,
-        plays,
-        failures,
-    )
+        stages = Stages(
+            make_group=make_group,
+            keep=objective.keep_of(recipe),
+            plan=plan,
+            estimate=objective.estimate_of(recipe),
+            correct=objective.correct_of(recipe),
+            targets=objective.targets_of(recipe),
+            weigh=objective.weighting_of(recipe),
+            anchor=objective.ratio_of(recipe).compare,
+            objective=objective.objective_of(recipe),
+            run=run,
+            arrived=weight_check.arrived,
+        )
+        order = task_order(recipe, environments.tasks("train"))
+        loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
+        yield RunParts(loop=loop, evaluator=evaluator, environments=environments, tokenizer=tokenizer)
 
 
-def shares_module(recipe: Recipe) -> bool:
-    """Whether the engine computes with the learner's own module."""
-    return recipe.engine_shares_weights
+@asynccontextmanager
+async def opened(engine: Engine) -> AsyncIterator[Engine]:
+    """An engine that is ready before there is a call whose deadline would count its start, closed afterwards."""
+    try:
+        await engine.open()
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def refuse_another_model(weight_check: Check, version: int) -> None:
+    """Stop before anything is trained where the engine does not compute what the learner does."""
+    if (found := await weight_check.begin(version)).wrong:
+        raise RunStopped(found.wrong)
 
 
 def without_adapters(recipe: Recipe, model: Any) -> Any:
     """The model that engines make copies of: another one where the learner is about to put adapters into it."""
-    if not recipe.lora.rank or recipe.cluster.is_spread or (shares_module(recipe) and not recipe.evaluation.overlap):
+    shares = recipe.engine_shares_weights and not recipe.evaluation.overlap
+    if not recipe.lora.rank or recipe.cluster.is_spread or shares:
         return model
     policy_of(recipe, model)  # which makes it ready for an engine
     return copy.deepcopy(model)
@@ -495,87 +296,13 @@ def settings_of(recipe: Recipe) -> Settings:
         groups_per_step=recipe.groups_per_step,
         groups_per_update=recipe.groups_per_update or recipe.groups_per_step,
         epochs=recipe.epochs,
-        anchor=choices.ratio_of(recipe).anchor,
-        needs=choices.needs(recipe),
+        anchor=objective.ratio_of(recipe).anchor,
+        needs=objective.needs(recipe),
         success_at=recipe.rollout.success_at,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
         order=recipe.order,
         stale=recipe.stale,
         patience=recipe.patience,
-        gap_limit=choices.gap_limit_of(recipe),
-    )
-
-
-def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
-    """The parts of a warm start: the same loop, with demonstrations for attempts and likelihood for a loss."""
-    renderer = renderer_of(recipe, model, tokenizer)
-    sft = recipe.sft
-    site = Site(recipe.cluster) if recipe.cluster.on_ray else None
-    learner = learner_for(recipe, model, partial(sft_learner, recipe, portable(recipe, model)), site)
-    make_group: Callable[[Draw], Awaitable[Group]]
-    endpoint = endpoint_of(recipe)
-    plays = plays_of(recipe, endpoint)
-    failures = Failures()
-    if sft.data:
-        recital = Recital(renderer)
-        tasks = read_demonstrations(Path(sft.data))
-        order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        make_group = lambda draw: recital.group(draw.task, draw.epoch)
-    else:
-        supplies = supplies_of(recipe, failures)
-        for label, make in supplies.items():
-            if not can_demonstrate(make()):
-                raise ValueError(
-                    f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data"
-                )
-        expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, sft.noise, plays)
-        order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
-        make_group = lambda draw: expert.group(draw.task, draw.epoch)
-    lay_out = layout_of(recipe, model)
-    stages = Stages(
-        make_group=make_group,
-        keep=lambda group: bool(group.trajectories),
-        plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
-        estimate=imitate,
-        correct=choices.uncorrected,
-        targets=None,
-        weigh=token_mean,
-        anchor=of_tokens,
-        objective=Objective(likelihood),
-        run=inline,
-    )
-    settings = Settings(
-        steps=sft.updates,
-        max_lag=0,
-        groups_per_step=sft.batch,
-        groups_per_update=sft.batch,
-        epochs=1,
-        anchor="learner",
-        needs=frozenset(),
-        success_at=recipe.rollout.success_at,
-        nonfinite_limit=recipe.nonfinite_limit,
-        dropped_limit=recipe.dropped_limit,
-        order="started",
-        stale="drop_group",
-        patience=recipe.patience,
-        gap_limit=math.inf,
-    )
-    nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
-    return Parts(
-        recipe,
-        tokenizer,
-        renderer,
-        learner,
-        nobody,
-        nobody,
-        {},
-        order,
-        settings,
-        stages,
-        None,
-        site,
-        endpoint,
-        plays,
-        failures,
+        gap_limit=objective.gap_limit_of(recipe),
     )

@@ -1,5 +1,5 @@
 """`python -m turnwise.cli`."""
 
-from turnwise.cli.parser import program
+from turnwise.cli.commands import program
 
 program()

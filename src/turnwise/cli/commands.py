@@ -1,27 +1,32 @@
-"""The commands behind the command line."""
+"""The command line: each command, and how it ends. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from turnwise import disk
-from turnwise.cli.parser import recipe_of
-from turnwise.cli.terminal import Screen, open_screen
-from turnwise.recipe import parse as recipes
+from turnwise.cli.parser import parsed
+from turnwise.cli.terminal import open_screen
+from turnwise.runs.screen import Screen
+
+if TYPE_CHECKING:
+    from turnwise.recipe.schema import Recipe
 
 Summary = dict[str, Any] | None
 Result = TypeVar("Result")
 
 
 def train_command(chosen: argparse.Namespace) -> int:
-    from turnwise.train import run
+    from turnwise.assemble.run import resuming, training
 
     screen = open_screen()
     if chosen.resume:
@@ -32,16 +37,27 @@ def train_command(chosen: argparse.Namespace) -> int:
             )
         folder = Path(chosen.resume)
         blocked_seconds = blocked_seconds_in(folder)
-        work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]] = lambda stop: run.resume(
-            folder, screen, stop, overrides=given, trust=chosen.trust
-        )
+        ready = partial(resuming, folder, screen, overrides=given, trust=chosen.trust)
     else:
         if chosen.trust != "ask":
             raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
         recipe = recipe_of(chosen.recipe, chosen.overrides)
         folder, blocked_seconds = Path(recipe.out), recipe.rollout.blocked_seconds
-        work = lambda stop: run.start(recipe, screen, stop)
-    return conduct(work, folder, screen, blocked_seconds)
+        ready = partial(training, recipe, screen)
+
+    async def work(stop: asyncio.Event) -> Summary:
+        async with ready(stop=stop) as run:
+            return await run.to_end(stop)
+
+    return run_and_report(work, folder, screen, blocked_seconds)
+
+
+def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
+    from turnwise.recipe.parse import load_recipe
+
+    if what is None:
+        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")
+    return load_recipe(Path(what), overrides)
 
 
 def blocked_seconds_in(folder: Path) -> float:
@@ -53,7 +69,7 @@ def blocked_seconds_in(folder: Path) -> float:
     return float(written.get("blocked_seconds", Rollout().blocked_seconds))
 
 
-def conduct(
+def run_and_report(
     work: Callable[[asyncio.Event], Coroutine[Any, Any, Summary]], folder: Path, screen: Screen, blocked_seconds: float
 ) -> int:
     """Run to the end or to Ctrl-C, and say what came of it. The first Ctrl-C or SIGTERM asks the run to stop at the
@@ -132,11 +148,13 @@ class EventHandler(logging.Handler):
 
 
 def sft_command(chosen: argparse.Namespace) -> int:
-    from turnwise.assemble import run as build
+    from turnwise.assemble.checks import check, check_tasks
+    from turnwise.assemble.model import set_threads
+    from turnwise.assemble.run import open_environments
+    from turnwise.assemble.warm_start import checked_model, warm_up
     from turnwise.atomic import atomic_folder
     from turnwise.learn.learner import save_policy
     from turnwise.schedule.stopping import RunStopped
-    from turnwise.train.warm_start import imitate
 
     recipe = recipe_of(chosen.recipe, chosen.overrides)
     if not recipe.sft.updates:
@@ -144,13 +162,15 @@ def sft_command(chosen: argparse.Namespace) -> int:
     out = Path(recipe.out)
     if out.exists():
         raise ValueError(f"{out} exists already; choose another folder with out=...")
-    build.check(recipe)
-    build.set_threads(recipe)
+    check(recipe)
+    set_threads(recipe)
     screen = open_screen()
 
     async def work(stop: asyncio.Event) -> None:
-        model, tokenizer = await build.model_and_tokenizer(recipe)
-        await imitate(recipe, model, tokenizer, screen, asyncio.Event())
+        with open_environments(recipe) as environments:
+            check_tasks(recipe, environments)
+            model, tokenizer = await checked_model(recipe, environments)
+            await warm_up(recipe, environments, model, tokenizer, screen, asyncio.Event())
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as aside:
             save_policy(model, tokenizer, aside)
@@ -176,30 +196,30 @@ def attended(work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]], scree
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise.assemble import run as build
+    from turnwise.assemble.checks import check
     from turnwise.assemble.environments import read_tasks, tasks_of
-    from turnwise.evaluate.report import appraise
-    from turnwise.evaluate.target import Subject
+    from turnwise.assemble.evaluation import evaluate_target
+    from turnwise.evaluate.target import EvaluationTarget
     from turnwise.schedule.stopping import RunStopped
 
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
     asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
     overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
-    subject = Subject.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
-    build.check(subject.recipe)
-    wanted, screen = subject.recipe.evaluation.final_tasks, open_screen()
+    target = EvaluationTarget.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
+    check(target.recipe)
+    wanted, screen = target.recipe.evaluation.final_tasks, open_screen()
     if chosen.tasks is None or counted:
-        heldout = tasks_of(subject.recipe, "heldout", wanted)
+        heldout = tasks_of(target.recipe, "heldout", wanted)
         tasks = [task for tasks in heldout.values() for task in tasks]
         for dataset, found in heldout.items():
             if counted and len(found) < wanted:
                 screen.say(f"{dataset} has only {len(found)} held-out tasks; see env.tasks in the recipe")
     else:
-        tasks = read_tasks(subject.recipe, Path(chosen.tasks))
-    folder = subject.make_folder(chosen.out)
+        tasks = read_tasks(target.recipe, Path(chosen.tasks))
+    folder = target.make_folder(chosen.out)
     with events(folder):
         try:
-            appraisal = attended(lambda stop: appraise(subject, tasks, folder, screen), screen, subject.recipe)
+            report = attended(lambda stop: evaluate_target(target, tasks, folder, screen), screen, target.recipe)
         except asyncio.CancelledError:
             screen.say("stopped")
             return 130
@@ -208,7 +228,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
             return 1
         finally:
             remove_if_empty(folder)
-    for line in appraisal.describe():
+    for line in report.describe():
         screen.say(line)
     return 0
 
@@ -259,7 +279,7 @@ def cost_command(chosen: argparse.Namespace) -> int:
 
 
 def serve_command(chosen: argparse.Namespace) -> int:
-    from turnwise.cli import serve as host
+    from turnwise.cli.serve import target_of, until_stopped
     from turnwise.serve.endpoint import Endpoint, check_installed
     from turnwise.serve.key import find_key
 
@@ -267,24 +287,25 @@ def serve_command(chosen: argparse.Namespace) -> int:
     if not 0 <= chosen.port < 1 << 16:
         raise ValueError(f"--port {chosen.port}: ports are 0 to 65535")
     key = find_key(chosen.key, chosen.key_file)
-    subject = host.subject_of(chosen.what, chosen.checkpoint, chosen.overrides)
+    target = target_of(chosen.what, chosen.checkpoint, chosen.overrides)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("turnwise").setLevel(logging.INFO)
     endpoint = Endpoint(chosen.host, chosen.port)
-    asyncio.run(host.until_stopped(subject, endpoint, key, chosen.name, open_screen()))
+    asyncio.run(until_stopped(target, endpoint, key, chosen.name, open_screen()))
     return 0
 
 
 def play_command(chosen: argparse.Namespace) -> int:
     from turnwise.cli import play
+    from turnwise.recipe.parse import apply_override, parse_recipe
 
     if chosen.what.endswith(".toml"):
         recipe = recipe_of(chosen.what, chosen.overrides)
     else:
         tree: dict[str, Any] = {"env": [{"name": chosen.what}]}
         for override in chosen.overrides:
-            recipes.apply_override(tree, override)
-        recipe = recipes.parse_recipe(tree, "play")
+            apply_override(tree, override)
+        recipe = parse_recipe(tree, "play")
     try:
         return asyncio.run(play.play(recipe, chosen.task))
     except KeyboardInterrupt:  # or the end of what there was to say
@@ -332,3 +353,56 @@ def retrieve_command(chosen: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         server.serve(corpus, index, chosen.host, chosen.port, say)
     return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": train_command,
+    "sft": sft_command,
+    "eval": eval_command,
+    "breaks": breaks_command,
+    "verify": verify_command,
+    "cost": cost_command,
+    "play": play_command,
+    "serve": serve_command,
+    "data": data_command,
+    "retrieve": retrieve_command,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; a user's mistake is one line on standard error and exit code 2, a failing disk one line and 3."""
+    chosen = parsed(arguments)
+    # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
+    # several times slower. It has to be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return COMMANDS[chosen.command](chosen)
+    except ValueError as error:
+        from turnwise.runs.checksums import Damaged
+        from turnwise.runs.lock import InUse
+
+        if type(error) not in (ValueError, Damaged, InUse):
+            raise
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if not disk.is_failure(error):
+            raise
+        print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
+        return disk.EXIT_CODE
+    except KeyboardInterrupt:  # before a command has begun to listen, or one that has nothing to stop
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def program() -> Never:
+    """The command as a program: it ends when `main` has, whatever threads and tasks of others go on."""
+    code = 1
+    try:
+        code = main()
+    finally:
+        if "asyncio" in sys.modules:  # otherwise nothing has run
+            from turnwise.schedule.ending import end_within
+
+            end_within(10.0, code)
+    sys.exit(code)

@@ -1,12 +1,9 @@
-"""The command line. Heavy imports wait until a command needs them."""
+"""What can be written on the command line."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 from turnwise import __version__
 
@@ -197,49 +194,6 @@ def add_data_commands(commands: Any) -> None:
     retrieve.add_argument("--only-index", action="store_true", help="make the index and end")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line on standard error and exit code 2, a failing disk one line and 3."""
-    chosen = parsed(arguments)
-    # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
-    # several times slower. It has to be set before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        from turnwise.cli import commands
-
-        return int(getattr(commands, f"{chosen.command}_command")(chosen))
-    except ValueError as error:
-        from turnwise.runs.checksums import Damaged
-        from turnwise.runs.lock import InUse
-
-        if type(error) not in (ValueError, Damaged, InUse):
-            raise
-        print(f"turnwise: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        from turnwise import disk
-
-        if not disk.is_failure(error):
-            raise
-        print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
-        return disk.EXIT_CODE
-    except KeyboardInterrupt:  # before a command has begun to listen, or one that has nothing to stop
-        print("stopped", file=sys.stderr)
-        return 130
-
-
-def program() -> Never:
-    """The command as a program: it ends when `main` has, whatever threads and tasks of others go on."""
-    code = 1
-    try:
-        code = main()
-    finally:
-        if "asyncio" in sys.modules:  # otherwise nothing has run
-            from turnwise.schedule.ending import end_within
-
-            end_within(10.0, code)
-    sys.exit(code)
-
-
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The arguments; overrides may stand anywhere. argparse takes a list of positional ones only in one piece, and
     leaves those that come after an option over."""
@@ -250,15 +204,3 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     if left:
         chosen.overrides += left
     return chosen
-
-
-def recipe_of(what: str | None, overrides: list[str]) -> Any:
-    from turnwise.recipe.parse import load_recipe
-
-    if what is None:
-        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")
-    return load_recipe(Path(what), overrides)
-
-
-if __name__ == "__main__":
-    program()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.assemble.environments import environment_makers, plays_of, tasks_of
-from turnwise.assemble.run import check, endpoint_of, limits, roomy
+from turnwise.assemble.checks import check
+from turnwise.assemble.model import limits, roomy
+from turnwise.assemble.run import open_environments
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
@@ -14,23 +15,31 @@ from turnwise.learn.tiny import build_tokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.agent import play as agent_loop
 from turnwise.rollout.attempt import run_attempt
+from turnwise.rollout.environments import DatasetEnvironments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Scene
-from turnwise.types import Tokens
+from turnwise.types import Task, Tokens, Trajectory
 
 
 async def play(recipe: Recipe, number: int) -> int:
     """One attempt at a held-out task by the person at the terminal."""
     check(recipe)
-    tasks = [task for tasks in tasks_of(recipe, "heldout", number + 1).values() for task in tasks]
-    if number >= len(tasks):
-        raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
-    task = tasks[number]
+    with open_environments(recipe) as environments:
+        tasks = [task for tasks in environments.tasks("heldout", number + 1).values() for task in tasks]
+        if number >= len(tasks):
+            raise ValueError(f"there is no held-out task {number}; there are {len(tasks)}")
+        trajectory = await played(recipe, environments.datasets[tasks[number].dataset], tasks[number])
+    print(f"\n{trajectory.status}: total reward {trajectory.total:g} in {len(trajectory.turns)} turns")
+    return 0
+
+
+async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Trajectory:
+    """The attempt, whose actions are asked for at the terminal."""
     # The words that a tiny tokenizer would learn are those of many conversations, and a person reads letters as well.
     is_tiny = recipe.model.path == "tiny"
     tokenizer = build_tokenizer([]) if is_tiny else load_tokenizer(recipe.model.path)
-    own = recipe.rollout
-    renderer = Renderer(tokenizer, own.history, own.tools, trust_text=own.trust_text)
+    rollout = recipe.rollout
+    renderer = Renderer(tokenizer, rollout.history, rollout.tools, trust_text=rollout.trust_text)
     shown: list[int] = []
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:
@@ -48,13 +57,5 @@ async def play(recipe: Recipe, number: int) -> int:
     bounds = roomy(recipe) if is_tiny else limits(recipe)
     patient = replace(bounds, turn_seconds=86400.0, attempt_seconds=86400.0)
     sampling = Sampling(bounds.max_action_tokens)
-    make = environment_makers(recipe)[task.dataset]
-    endpoint = endpoint_of(recipe)
-    make_turns = plays_of(recipe, endpoint).get(task.dataset, agent_loop)
-    try:
-        scene = Scene(engine, renderer, sampling, patient)
-        made = await run_attempt(Attempt(recipe.seed, "play", task), make, scene, make_turns)
-    finally:
-        endpoint.close()
-    print(f"\n{made.status}: total reward {made.total:g} in {len(made.turns)} turns")
-    return 0
+    scene = Scene(engine, renderer, sampling, patient)
+    return await run_attempt(Attempt(recipe.seed, "play", task), dataset.make, scene, dataset.play or agent_loop)

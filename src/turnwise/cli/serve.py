@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from turnwise.assemble import learner as learners
-from turnwise.assemble import run as build
-from turnwise.cli.terminal import Screen
-from turnwise.evaluate.target import Subject
+from turnwise.assemble.evaluation import open_model
+from turnwise.evaluate.target import EvaluationTarget
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.folder import RunFolder
+from turnwise.runs.screen import Screen
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.key import Key
 from turnwise.serve.public import Public
@@ -23,14 +23,14 @@ CONTEXT = 8192
 """Tokens that prompt and answer may have together, unless the model or an override says less."""
 
 
-def subject_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> Subject:
+def target_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> EvaluationTarget:
     """A checkpoint of a run, or a model by itself."""
     where = Path(what)
     if not where.is_dir():
         raise ValueError(f"there is no folder {where}; give a run folder or a model folder")
     own = RunFolder.open(where).read_config()
     if "env" in own:
-        return Subject.find(what, None, checkpoint, overrides, "needless")
+        return EvaluationTarget.find(what, None, checkpoint, overrides, "needless")
     if checkpoint is not None:
         raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
     check_model_folder(where)
@@ -39,43 +39,34 @@ def subject_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> S
     tree = {"env": [{"name": "guess"}], "model": {"path": str(where)}, "rollout": limits}
     for override in overrides:
         apply_override(tree, override)
-    return Subject(str(where), parse_recipe(tree, "serve"), where, 0, where)
+    return EvaluationTarget(str(where), parse_recipe(tree, "serve"), where, 0, where)
 
 
-async def host(subject: Subject, endpoint: Endpoint, key: Key, name: str, screen: Screen, stop: asyncio.Event) -> None:
+async def serve_until(
+    target: EvaluationTarget, endpoint: Endpoint, key: Key, name: str, screen: Screen, stop: asyncio.Event
+) -> None:
     """Serve until `stop`."""
-    recipe = subject.recipe
-    build.set_threads(recipe)
-    try:
-        model, tokenizer = await build.model_and_tokenizer(recipe, subject.model)
-    except OSError as error:
-        raise ValueError(f"cannot load the model in {subject.model}: {str(error).splitlines()[0]}") from None
-    renderer = build.renderer_of(recipe, model, tokenizer)
-    learners.policy_of(recipe, model)  # which makes it ready for an engine
-    engine = build.slot_engine(recipe, model, renderer, subject.version)
-    try:
-        address = endpoint.open(Public(engine, renderer, name), key.text)
-        for line in describe(subject, address, key):
-            screen.say(line)
-        await stop.wait()
-    finally:
-        endpoint.close()
-        await engine.close()
+    with closing(endpoint):
+        async with open_model(target, screen) as model:
+            address = endpoint.open(Public(model.engine, model.renderer, name), key.text)
+            for line in describe(target, address, key):
+                screen.say(line)
+            await stop.wait()
 
 
-def describe(subject: Subject, address: Address, key: Key) -> list[str]:
+def describe(target: EvaluationTarget, address: Address, key: Key) -> list[str]:
     return [
-        f"serving {subject.name}; Ctrl-C ends it",
+        f"serving {target.name}; Ctrl-C ends it",
         f"  base_url  {address.base_url}   (Anthropic's clients want it without /v1)",
         f"  api_key   {key.shown}",
         f"  model     {address.model}",
     ]
 
 
-async def until_stopped(subject: Subject, endpoint: Endpoint, key: Key, name: str, screen: Screen) -> None:
+async def until_stopped(target: EvaluationTarget, endpoint: Endpoint, key: Key, name: str, screen: Screen) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    await host(subject, endpoint, key, name, screen, stop)
+    await serve_until(target, endpoint, key, name, screen, stop)

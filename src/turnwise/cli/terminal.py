@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-
-class Screen(Protocol):
-    def say(self, text: str) -> None: ...
-
-    def begin(self, what: str, total: int, done: int = 0) -> None: ...
-
-    def show(self, done: int, metrics: Mapping[str, float]) -> None: ...
-
-    def end(self) -> None: ...
+from turnwise.runs.screen import Screen
 
 
 def headline(metrics: Mapping[str, float]) -> str:
@@ -88,15 +80,6 @@ class RichScreen:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns: the first to the left, the others to the right."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    aligned = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
-    aligned[0] = [cell.ljust(widths[0]) for cell in columns[0]]
-    return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
 def open_screen() -> Screen:

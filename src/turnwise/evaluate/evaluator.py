@@ -1,4 +1,4 @@
-"""Exams of a run: held-out attempts on one version of the weights, in place of training or beside it."""
+"""Evaluations of a run: held-out attempts on one version of the weights, while training waits or goes on."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from turnwise.assemble.run import exam_of
 from turnwise.engines.base import Engine
 from turnwise.evaluate.result import Result, evaluate
-from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches
-from turnwise.rollout.render.renderer import Renderer
-from turnwise.rollout.scene import Play
+from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.shared_failure import SharedFailureCheck
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
-NOBODY: Mapping[str, Play] = MappingProxyType({})
+
+Seen = Callable[[Group], None]
+"""Called with each group of an evaluation once it is made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
-    """An exam that was made, and where its attempts are."""
+class Evaluation:
+    """An evaluation that was made, and where its attempts are."""
 
     version: int
     """Of the weights that made all of it."""
@@ -40,95 +37,98 @@ class Exam:
 
     @property
     def metrics(self) -> dict[str, float]:
-        found = self.result.metrics(self.version)
-        return {f"eval/{self.kind}/{key}": value for key, value in found.items()} | {
+        of_result = self.result.metrics(self.version)
+        return {f"eval/{self.kind}/{key}": value for key, value in of_result.items()} | {
             f"seconds/exam/{self.kind}": self.seconds
         }
 
 
-def omen_of(recipe: Recipe, tasks: Sequence[Task], *, greedy: bool) -> Callable[[Group], None]:
-    """What stops an exam that only fails. Where failures are paid they are the policy's own, and say nothing."""
-    if recipe.rollout.on_failure.name != "drop":
-        return lambda group: None
-    return SharedFailureCheck(tasks, 1 if greedy else recipe.evaluation.attempts)
-
-
-class Examiner:
-    """Makes exams by an engine and leaves their attempts in a folder. One may go on by itself, from when it is begun
-    until it is collected: where the engine is not the one that trains, nothing it does can touch its weights.
+class Evaluator:
+    """Makes evaluations with an engine and leaves their attempts in a folder. One may go on while training does, from
+    when it is begun until it is collected: where the engine is not the one of training, no step can touch its weights.
 
     Example:
-        examiner = Examiner(recipe, engine, renderer, batches, Path("runs/hops-0/evaluations"))
-        exam = await examiner.exam(version, tasks, greedy=True)
+        evaluator = Evaluator(engine, attempts, Path("runs/hops-0/evaluations"), success_at=1.0, decode=renderer.decode)
+        evaluation = await evaluator.evaluate(version, tasks, greedy=True)
     """
 
     def __init__(
         self,
-        recipe: Recipe,
         engine: Engine,
-        renderer: Renderer,
-        batches: Mapping[str, Batches],
+        attempts: Callable[[bool], AttemptMaker],
         folder: Path,
-        plays: Mapping[str, Play] = NOBODY,
+        *,
+        success_at: float,
+        decode: Callable[[Sequence[int]], str],
+        stops_when_hopeless: bool = True,
     ) -> None:
-        self.recipe = recipe
+        """`attempts` makes them, greedily or sampled. Where failures are paid, they are the policy's own doing, and an
+        evaluation in which all attempts fail alike must not stop the run."""
         self.engine = engine
-        self.renderer = renderer
-        self.batches = batches
+        self.attempts = attempts
         self.folder = folder
-        self.plays = plays
-        self.under_way: asyncio.Task[Exam] | None = None
+        self.success_at = success_at
+        self.decode = decode
+        self.stops_when_hopeless = stops_when_hopeless
+        self.under_way: asyncio.Task[Evaluation] | None = None
 
-    async def exam(
+    async def evaluate(
         self,
         version: int,
         tasks: Sequence[Task],
         *,
         greedy: bool,
         weights: Mapping[str, Any] | None = None,
-        seen: Callable[[Group], None] = lambda group: None,
-    ) -> Exam:
-        """An exam of a version, which the engine has, or is given by these weights."""
+        seen: Seen = lambda group: None,
+    ) -> Evaluation:
+        """An evaluation of a version, which the engine has, or is given by these weights."""
         if weights is not None:
             await self.engine.load(weights, version)
         began = time.perf_counter()
-        practice = exam_of(self.recipe, self.engine, self.renderer, self.batches, self.plays, greedy=greedy)
-        success_at = self.recipe.rollout.success_at
-        result = await evaluate(practice, tasks, success_at, seen)
-        assert result.versions <= {version}, f"an exam of version {version} was sampled by {sorted(result.versions)}"
-        # A run that resumes here has not made this exam: training must not profit from prefixes it computed.
+        attempts = self.attempts(greedy)
+        result = await evaluate(attempts, tasks, self.success_at, self.watched(tasks, attempts, seen))
+        strangers = result.versions - {version}
+        assert not strangers, f"an evaluation of version {version} was sampled by {sorted(strangers)}"
+        # A run that resumes here has not made this evaluation: training must not profit from prefixes it computed.
         await self.engine.forget()
         kind = "greedy" if greedy else "sampled"
-        path = write_evaluation(self.folder, version, kind, result.groups, success_at, self.renderer.decode)
-        return Exam(version, kind, result, time.perf_counter() - began, path)
+        path = write_evaluation(self.folder, version, kind, result.groups, self.success_at, self.decode)
+        return Evaluation(version, kind, result, time.perf_counter() - began, path)
 
-    async def begin(
-        self,
-        version: int,
-        tasks: Sequence[Task],
-        weights: Mapping[str, Any],
-        seen: Callable[[Group], None] = lambda group: None,
-    ) -> None:
-        """Have a sampled exam go on by itself. When this returns, the weights have been copied and may change."""
-        assert self.under_way is None, "one exam at a time: collect the one before first"
+    def watched(self, tasks: Sequence[Task], attempts: AttemptMaker, seen: Seen) -> Seen:
+        """What sees each group: the caller, and what stops an evaluation that only fails."""
+        if not self.stops_when_hopeless:
+            return seen
+        shared_failure = SharedFailureCheck(tasks, attempts.attempts)
+
+        def both(group: Group) -> None:
+            seen(group)
+            shared_failure(group)
+
+        return both
+
+    async def begin(self, version: int, tasks: Sequence[Task], weights: Mapping[str, Any]) -> None:
+        """Start a sampled evaluation that goes on while training does. When this returns, the weights have been copied
+        and may change."""
+        assert self.under_way is None, "one evaluation at a time: collect the one before first"
         await self.engine.load(weights, version)
-        work = self.exam(version, tasks, greedy=False, seen=seen)
-        self.under_way = asyncio.create_task(work, name=f"exam of version {version}")
+        work = self.evaluate(version, tasks, greedy=False)
+        self.under_way = asyncio.create_task(work, name=f"evaluation of version {version}")
 
-    async def collect(self, *, wait: bool) -> Exam | None:
-        """The exam that was begun, once it has ended; None where there is none. An error in it is raised here."""
+    async def collect(self, *, wait: bool) -> Evaluation | None:
+        """The evaluation that was begun, once it has ended; None where there is none. An error in it is raised
+        here."""
         if self.under_way is None or not (wait or self.under_way.done()):
             return None
-        exam = await self.under_way
+        evaluation = await self.under_way
         self.under_way = None
-        return exam
+        return evaluation
 
-    async def close(self) -> None:
-        """Give up an exam that goes on, its environments closed, and the engine."""
+    async def stop(self) -> None:
+        """Give up an evaluation that goes on; its environments are closed when this returns."""
         if self.under_way is not None:
             self.under_way.cancel()
             [ended] = await asyncio.gather(self.under_way, return_exceptions=True)
             if isinstance(ended, Exception):
                 log.warning("%s failed: %s", self.under_way.get_name(), ended)
             self.under_way = None
-        await self.engine.close()

@@ -1,4 +1,4 @@
-"""The subject of `turnwise eval`: which weights are evaluated, under which recipe, and where the evaluation goes."""
+"""What `turnwise eval` evaluates: which weights, under which recipe, and where the evaluation goes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turnwise.runs.trust import Trust, recipe_of_run
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What is evaluated.
+class EvaluationTarget:
+    """The weights that are evaluated or served, and their recipe.
 
     Example:
-        Subject.find("runs/quickstart", None, 50, ["evaluation.attempts=8"]).name == "step 50 of runs/quickstart"
+        EvaluationTarget.find("runs/quickstart", None, 50, []).name == "step 50 of runs/quickstart"
     """
 
     name: str
@@ -35,7 +35,7 @@ class Subject:
     @classmethod
     def find(
         cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
-    ) -> Subject:
+    ) -> EvaluationTarget:
         """What a run folder, a model folder or a recipe stands for."""
         where = Path(what)
         if not where.exists():
@@ -68,7 +68,7 @@ class Subject:
         checkpoint: int | None,
         overrides: Sequence[str],
         trust: Trust,
-    ) -> Subject:
+    ) -> EvaluationTarget:
         """A checkpoint of a run, under its own recipe or another."""
         own = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
         if checkpoint is not None:

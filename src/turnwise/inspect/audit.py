@@ -17,7 +17,8 @@ import numpy as np
 
 from turnwise.assemble import objective as choices
 from turnwise.assemble.learner import LAYOUTS, policy_of, rl_learner
-from turnwise.assemble.run import renderer_of, settings_of
+from turnwise.assemble.model import renderer_of
+from turnwise.assemble.run import settings_of
 from turnwise.credit.estimators import NEEDS
 from turnwise.credit.scope import PerTurn
 from turnwise.inspect.recorded_run import Past

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.assemble.learner import LAYOUTS, policy_of
-from turnwise.assemble.run import set_threads
-from turnwise.cli.terminal import table
+from turnwise.assemble.model import set_threads
 from turnwise.inspect.recorded_run import Past
 from turnwise.learn.policy import Policy, pick_device
 from turnwise.plan.cut import cut
@@ -23,6 +22,7 @@ from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 from turnwise.plan.rows import Rows, length, merge, pad, pad_by_length
 from turnwise.plan.tree import tree
+from turnwise.runs.screen import table
 from turnwise.types import Turn, turns_of
 
 CALIBRATION_SECONDS = 12.0

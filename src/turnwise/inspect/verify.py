@@ -15,8 +15,7 @@ from torch import Tensor
 
 from turnwise.assemble import objective as choices
 from turnwise.assemble.learner import policy_of
-from turnwise.assemble.run import set_threads
-from turnwise.cli.terminal import table
+from turnwise.assemble.model import set_threads
 from turnwise.credit.scope import PerTurn
 from turnwise.inspect.audit import Audit, audit
 from turnwise.inspect.recorded_run import Past
@@ -34,6 +33,7 @@ from turnwise.plan.plan import Plan
 from turnwise.plan.rows import Rows, length
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record
+from turnwise.runs.screen import table
 from turnwise.types import Group, Turn, turns_of
 
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5}

@@ -116,8 +116,8 @@ def written_steps(folder: Path) -> list[int]:
     return sorted(_complete(folder))
 
 
-def prune_checkpoints(folder: Path, keep: int, best: int | None, examined: int | None = None) -> None:
-    """Remove all checkpoints but the last `keep`, the one of step `best`, the one that is being `examined`, which may
+def prune_checkpoints(folder: Path, keep: int, best: int | None, evaluating: int | None = None) -> None:
+    """Remove all checkpoints but the last `keep`, the one of step `best`, the one of step `evaluating`, which may
     turn out the best, and the one the pointer names.
 
     Steps after the pointer's are neither counted nor removed: they wait to be replaced by a run that was set back.
@@ -128,7 +128,7 @@ def prune_checkpoints(folder: Path, keep: int, best: int | None, examined: int |
     if latest is None:
         return
     past = {step: path for step, path in _complete(folder).items() if step <= latest}
-    stay = {*sorted(past)[-keep:], latest, best, examined}
+    stay = {*sorted(past)[-keep:], latest, best, evaluating}
     for step, path in past.items():
         if step not in stay:
             remove_folder(path)

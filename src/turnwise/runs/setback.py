@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 def cut_back(folder: RunFolder, checkpoint: Checkpoint | None, checkpoint_every: int) -> None:
     """Make the records of a run end where its checkpoint does, so that it can go on from there."""
-    step, again = (checkpoint.step, checkpoint.state.get("examined")) if checkpoint else (-1, None)
+    step, again = -1, None
+    if checkpoint is not None:
+        state = checkpoint.state
+        step, again = checkpoint.step, state.get("evaluating", state.get("examined"))  # as earlier versions call it
     last = last_recorded(folder)
     if checkpoint is None and last > 0:
         raise ValueError(

@@ -1,4 +1,15 @@
-"""The training loop: groups, plans, scores, credit, updates, new weights. There is one; synchronous is max_lag = 0."""
+"""The training loop: groups, plans, scores, credit, updates, new weights. There is one; synchronous is max_lag = 0.
+
+async for kept, dropped in take(stream, groups_per_step, keep):       # attempts go on meanwhile, up to max_lag
+    batches = split(kept, groups_per_update)                          # by group, never by row
+    plans   = [plan(turns) for turns in batches]                      # unique tokens, layout only
+    scores  = learner.score(plans, needs)                             # old, reference, teacher logprobs, values
+    credit  = estimate(kept, scores)                                  # one advantage per action token
+    for epoch in epochs: for batch in batches:
+        learner.update(plans, credit, token_weights, scores)          # one optimizer step
+    engine.load(learner.publish(), version + 1)                       # sampling goes on
+    after(...)                                                        # log, archive, evaluate, checkpoint
+"""
 
 from __future__ import annotations
 
@@ -91,7 +102,7 @@ Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The parts of a step, chosen in build.py."""
+    """The functions of a step, as a recipe names them."""
 
     make_group: MakeGroup
     keep: Callable[[Group], bool]
@@ -115,12 +126,19 @@ After = Callable[[Progress, dict[str, float], list[Record], Waiting], Awaitable[
 """What happens after a step's weights are live and before its slots are free: log, archive, evaluate, checkpoint."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What the loop works with: who samples, who learns, what they do."""
+
+    settings: Settings
+    stages: Stages
+    learner: AnyLearner
+    engine: Engine
+    tasks: TaskOrder
+
+
 async def train(
-    settings: Settings,
-    stages: Stages,
-    learner: AnyLearner,
-    engine: Engine,
-    tasks: TaskOrder,
+    parts: LoopParts,
     progress: Progress,
     after: After,
     stop: asyncio.Event,
@@ -128,6 +146,7 @@ async def train(
 ) -> None:
     """Train until the last step, or until `stop` is set; `progress` is then at the end of a whole step. Groups that an
     earlier part of the run left `waiting` are trained on in their turn."""
+    settings, stages, learner, engine, tasks = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks
     slots = LagSlots((settings.max_lag + 1) * settings.groups_per_step)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
     tasks.skip(progress.used.base)
@@ -164,21 +183,26 @@ async def train(
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
             measured = {**metrics, **found.metrics, **timings, **stream.fairness.metrics()}
             await after(progress, measured, records, stream.waiting())
-            if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
-                raise RunStopped(
-                    f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
-                    "lower optimizer.learning_rate and resume from an earlier checkpoint"
-                )
-            if metrics.get("gap/mean", 0.0) > settings.gap_limit:
-                raise RunStopped(
-                    f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
-                    f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
-                )
-            if found.wrong:
-                raise RunStopped(found.wrong)
+            refuse_to_go_on(settings, learner, metrics, found)
             slots.release(len(taken.kept))
             if stop.is_set():
                 return
+
+
+def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[str, float], found: Found) -> None:
+    """Raise RunStopped where more steps would train nothing, or something else than is sampled."""
+    if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
+        raise RunStopped(
+            f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
+            "lower optimizer.learning_rate and resume from an earlier checkpoint"
+        )
+    if metrics.get("gap/mean", 0.0) > settings.gap_limit:
+        raise RunStopped(
+            f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
+            f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
+        )
+    if found.wrong:
+        raise RunStopped(found.wrong)
 
 
 def is_kept(settings: Settings, stages: Stages, version: int, group: Group) -> bool:

@@ -11,7 +11,7 @@ import torch
 from engines.remote.processes import start_router
 from support.acting import tiny_model, until
 from support.running import micro_recipe, train
-from turnwise.assemble import run as building
+from turnwise.assemble import engines as building
 from turnwise.engines.base import Completion, EngineFailure, Sampling
 from turnwise.engines.remote.router import Router
 from turnwise.runs.archive import archived_steps, read_step

@@ -9,7 +9,8 @@ import torch
 
 from engines.conformance import CONTEXT, POISON, VOCABULARY
 from support.acting import renderer, run, tiny_model, until
-from turnwise.assemble import run as build
+from turnwise.assemble import checks
+from turnwise.assemble.engines import vllm_engine
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.engines.vllm.engine import VllmEngine, signed
 from turnwise.engines.vllm.local import LocalSettings, engine_arguments, environment, of_children, quiet
@@ -484,15 +485,15 @@ def test_settings_that_would_be_ignored_are_refused(engine, text):
 @pytest.mark.parametrize("own", [{"transfer": "ipc"}, {"memory": 0.3}, {"tensor_parallel": 2}])
 def test_settings_of_gpus_are_refused_without_one(own):
     with pytest.raises(ValueError, match=rf"engine.vllm.{next(iter(own))} = .* needs a GPU"):
-        build.vllm_engine(recipe({"vllm": own}), tiny_model(), renderer(), 0)
+        checks.check_gpus(recipe({"vllm": own}))
 
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
-    engine = build.vllm_engine(recipe({"slots": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
+    engine = vllm_engine(recipe({"slots": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
     assert (engine.free, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
     assert engine.service.url == "http://x"
     assert set(engine.first) == set(engine.tensors)
-    local = build.vllm_engine(recipe({}), tiny_model(), renderer(), 0)
+    local = vllm_engine(recipe({}), tiny_model(), renderer(), 0)
     assert local.first is None
     assert local.service.settings.eager
 
@@ -512,9 +513,9 @@ def test_evaluation_beside_training_needs_weights_of_its_own():
     ],
 )
 def test_without_its_packages_one_line_says_what_to_install(engine, text, monkeypatch):
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=text) as caught:
-        build.check(recipe(engine))
+        checks.check(recipe(engine))
     assert "\n" not in str(caught.value)
 
 

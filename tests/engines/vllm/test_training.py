@@ -56,11 +56,12 @@ def test_a_run_against_a_server(tmp_path):
     """Its model is another when the run begins: the first load replaces it."""
     import asyncio
 
-    from turnwise.assemble.run import model_and_tokenizer
+    from support.assembling import environments_for
+    from turnwise.assemble.model import model_and_tokenizer
 
     recipe = micro_recipe(tmp_path, *VLLM[:1], "seed=1", "rollout.turn_seconds=60", "steps=3")
     other = micro_recipe(tmp_path, "seed=1")
-    model, tokenizer = asyncio.run(model_and_tokenizer(other))
+    model, tokenizer = asyncio.run(model_and_tokenizer(other, environments_for(other)))
     folder = tmp_path / "served"
     folder.mkdir()
     save_policy(model, tokenizer, folder)

@@ -16,9 +16,9 @@ from serve.serving import driven, hermes
 from support.acting import run, says, until
 from support.paths import ROOT
 from support.running import micro_recipe, train
-from turnwise.assemble.environments import environment_class, environment_makers, plays_of, tasks_of
-from turnwise.assemble.run import check
-from turnwise.cli.parser import main
+from turnwise.assemble.checks import check
+from turnwise.assemble.environments import environment_class, environment_makers, environments_of, tasks_of
+from turnwise.cli.commands import main
 from turnwise.envs.adapters import verifiers_process
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.scene import Attempt
@@ -520,11 +520,10 @@ def test_a_process_that_does_not_let_go_is_ended(faked, monkeypatch):
 
 def test_it_plays_itself_and_takes_no_other_agent(faked):
     entry = {"name": LAB, "settings": {"python": faked()}}
-    plays = plays_of(
-        parse_recipe({"env": [{**entry, "agents_at_once": 3}], "endpoint": {"port": 0}}, "here"), Endpoint()
-    )
+    recipe = parse_recipe({"env": [{**entry, "agents_at_once": 3}], "endpoint": {"port": 0}}, "here")
+    plays = environments_of(recipe, Endpoint()).plays
     assert list(plays) == ["lab"]
     assert isinstance(plays["lab"].agent, partial)
     with pytest.raises(ValueError, match="would be ignored: verifiers:lab plays itself"):
-        plays_of(parse_recipe({"env": [{**entry, "agent": "python x.py"}]}, "here"), Endpoint())
+        environments_of(parse_recipe({"env": [{**entry, "agent": "python x.py"}]}, "here"), Endpoint())
     assert list(environment_makers(parse_recipe({"env": [entry]}, "here"))) == ["lab"]

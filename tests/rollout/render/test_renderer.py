@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from support.acting import Puppet, attempted, byte_tokenizer, renderer, run, user
 from support.running import micro_recipe
-from turnwise.assemble import run as build
+from turnwise.assemble.engines import engine_of
+from turnwise.assemble.model import renderer_of
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import CHATML, build_model, build_tokenizer
 from turnwise.rollout.render.renderer import Renderer
@@ -350,11 +351,11 @@ def test_the_engine_ends_at_whatever_the_model_names(tmp_path, named):
     model = build_model(tokenizer, hidden=32, layers=1, context=64, seed=0)
     model.generation_config.eos_token_id = named
     recipe = micro_recipe(tmp_path)
-    render = build.renderer_of(recipe, model, tokenizer)
+    render = renderer_of(recipe, model, tokenizer)
     expected = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     assert set(render.end_tokens) == expected
     assert render.end_token == tokenizer.eos_token_id
-    assert set(build.engine_of(recipe, model, render, 0).model.end_tokens.tolist()) == expected
+    assert set(engine_of(recipe, model, render, 0).model.end_tokens.tolist()) == expected
 
 
 def test_an_end_token_of_another_kind_stays_and_the_templates_own_follows():

@@ -11,8 +11,8 @@ import pytest
 
 from support.paths import ROOT
 from support.running import micro_recipe, micro_toml, train
-from turnwise.assemble.run import check
-from turnwise.cli.parser import main
+from turnwise.assemble.checks import check
+from turnwise.cli.commands import main
 from turnwise.envs.hops import Hops
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs import archive

@@ -128,6 +128,9 @@ class Batches:
             for key, value in queue.report().items()
         }
 
+    def close(self) -> None:
+        """Nothing is open but environments, which their attempts close."""
+
 
 class Batched:
     """`Environment` that steps and closes together with others of its class."""

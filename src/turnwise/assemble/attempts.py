@@ -1,0 +1,45 @@
+"""From a recipe to how attempts are made: training and held-out ones differ by these values only."""
+
+from __future__ import annotations
+
+from turnwise.assemble.model import limits
+from turnwise.engines.base import Engine, Sampling
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.environments import Environments
+from turnwise.rollout.group import AttemptMaker
+from turnwise.rollout.render.renderer import Renderer
+
+
+def training_attempts(recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer) -> AttemptMaker:
+    return AttemptMaker(
+        plays=environments.plays,
+        environments=environments.training(),
+        engine=engine,
+        renderer=renderer,
+        sampling=Sampling(recipe.rollout.max_action_tokens, recipe.sampling.temperature),
+        limits=limits(recipe),
+        seed=recipe.seed,
+        split="train",
+        attempts=recipe.rollout.attempts,
+        retries=recipe.rollout.retries,
+    )
+
+
+def evaluation_attempts(
+    recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer, greedy: bool
+) -> AttemptMaker:
+    e = recipe.evaluation
+    greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
+    sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
+    return AttemptMaker(
+        plays=environments.plays,
+        environments=environments.validation(),
+        engine=engine,
+        renderer=renderer,
+        sampling=greedily if greedy else sampled,
+        limits=limits(recipe),
+        seed=recipe.seed,
+        split="heldout/greedy" if greedy else "heldout/sampled",
+        attempts=1 if greedy else e.attempts,
+        retries=recipe.rollout.retries,
+    )

@@ -1,0 +1,110 @@
+"""Every refusal of a run, before anything heavy: names that do not exist, settings that would be ignored, packages,
+GPUs, models and tasks that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from turnwise.assemble import objective
+from turnwise.assemble.environments import agent_of, environment_makers
+from turnwise.assemble.learner import device_of, policy_of
+from turnwise.data.catalogue import model_folder
+from turnwise.learn.policy import load_tokenizer
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.demonstrate import can_demonstrate
+from turnwise.rollout.environments import Environments
+from turnwise.runs.checkpoint import check_model_folder
+from turnwise.serve.endpoint import check_installed
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse, from the recipe alone, what cannot work and what would be ignored."""
+    environment_makers(recipe)
+    check_folders(recipe)
+    objective.check(recipe)
+    check_packages(recipe)
+    check_gpus(recipe)
+    check_vocabularies(recipe)
+
+
+def check_folders(recipe: Recipe) -> None:
+    if recipe.model.path != "tiny" and not model_folder(recipe.model.path).is_dir():
+        where = recipe.model.path
+        raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
+    for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
+        if path not in ("", "start") and not model_folder(path).is_dir():
+            raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
+    for path in {recipe.model.path, recipe.kl.reference, recipe.teacher} - {"", "start", "tiny"}:
+        check_model_folder(model_folder(path))
+
+
+def check_packages(recipe: Recipe) -> None:
+    """Refuse what needs packages that are not installed."""
+    if any(agent_of(entry) is not None for entry in recipe.env):
+        check_installed()
+    if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
+        raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
+    if recipe.lora.rank and importlib.util.find_spec("peft") is None:
+        raise ValueError('lora needs peft: pip install "turnwise[lora]"')
+    if recipe.engine.name != "vllm":
+        return
+    vllm = recipe.engine.vllm
+    needed = {"aiohttp": "vllm-client"} if vllm.server else {"vllm": "vllm"}
+    if vllm.transfer != "file":
+        needed["vllm"] = "vllm"
+    for package, extra in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" (on a CPU see docs/vllm.md)'
+            )
+
+
+def check_gpus(recipe: Recipe) -> None:
+    """Refuse settings of GPUs where there is none."""
+    vllm = recipe.engine.vllm
+    if device_of(recipe) != "cuda" and (gpus := {"transfer", "memory", "tensor_parallel"} & set(vllm.changed)):
+        raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(vllm, min(gpus))!r} needs a GPU; remove it")
+
+
+def check_vocabularies(recipe: Recipe, tokenizer: Any = None) -> None:
+    """Refuse a reference or a teacher whose tokens are not the policy's. The tokenizer of a tiny policy is given, once
+    it is built."""
+    paths = {recipe.kl.reference, recipe.teacher} - {"", "start"}
+    if not paths or (tokenizer is None and recipe.model.path == "tiny"):
+        return
+    vocabulary = (tokenizer or load_tokenizer(recipe.model.path)).get_vocab()
+    for path in sorted(paths):
+        if load_tokenizer(path).get_vocab() != vocabulary:
+            raise ValueError(
+                f"the model in {path} has another vocabulary than the policy, so it cannot score its tokens"
+            )
+
+
+def check_tasks(recipe: Recipe, environments: Environments) -> None:
+    """Refuse datasets that lack tasks, that train on held-out ones, or that nobody can demonstrate; their tasks are
+    drawn once."""
+    train = environments.tasks("train")
+    evaluation = recipe.evaluation
+    heldout = environments.tasks("heldout", max(evaluation.tasks, evaluation.final_tasks))
+    for label, tasks in heldout.items():
+        if both := {task.id for task in tasks} & {task.id for task in train[label]}:
+            raise ValueError(
+                f'{label}: task "{min(both)}" is trained on and held out ({len(both)} such tasks); remove it from '
+                "env.data or env.heldout"
+            )
+    if recipe.sft.updates and not recipe.sft.data:
+        for label, each in environments.datasets.items():
+            if not can_demonstrate(each.make()):
+                raise ValueError(
+                    f"{label} cannot demonstrate; give it a method demonstrate(noise, random) or set sft.data"
+                )
+
+
+def check_model(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+    """Refuse a model that would not be computed exactly, and teachers that do not fit it, before it is trained."""
+    policy = policy_of(recipe, model)
+    check_vocabularies(recipe, tokenizer)
+    top_k, most = recipe.distill.top_k, len(policy.output)
+    if recipe.distill.coefficient and top_k > most:
+        raise ValueError(f"distill.top_k = {top_k} must be from 1 to {most}, the tokens that both models know")

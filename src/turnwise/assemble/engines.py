@@ -1,0 +1,158 @@
+"""From a recipe to the engine that samples: in this process, in others, on a cluster, or a vLLM."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.assemble.learner import device_of, policy_of
+from turnwise.assemble.model import renderer_of
+from turnwise.cluster.placement import Site
+from turnwise.cluster.replica import open_replicas
+from turnwise.engines.base import Engine, vocabulary_of
+from turnwise.engines.remote.process import ProcessEngine
+from turnwise.engines.remote.router import Router
+from turnwise.engines.slots.engine import SlotEngine
+from turnwise.engines.slots.model import SlotModel
+from turnwise.engines.vllm.engine import VllmEngine
+from turnwise.engines.vllm.local import LocalSettings, LocalVllm
+from turnwise.engines.vllm.server import VllmServer
+from turnwise.learn.learner import save_policy
+from turnwise.learn.policy import DTYPES
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
+from turnwise.weights.publisher import Publisher
+from turnwise.weights.skeleton import outline_of
+from turnwise.weights.vllm_transfer import FileTransfer, NativeTransfer
+
+
+def context_of(recipe: Recipe) -> int:
+    """Tokens that prompt and action may have together."""
+    return recipe.engine.context or recipe.rollout.max_trajectory_tokens
+
+
+def cluster_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int, site: Site) -> Engine:
+    """Engines on a Ray cluster."""
+    make = partial(replica_engine, recipe, model, tokenizer, version)
+    return open_replicas(site, make, context=context_of(recipe))
+
+
+def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread) -> Engine:
+    """The engine that a recipe names: on the learner's own module at lag 0, on a copy where sampling and learning
+    overlap or learning happens in other processes."""
+    if recipe.engine.processes:
+        return process_engines(recipe, model, renderer, version)
+    apart = inline if recipe.cluster.is_spread else None
+    worker = workers("engine") if recipe.max_lag else apart
+    return ENGINES[recipe.engine.name](recipe, model, renderer, version, worker)
+
+
+def evaluation_engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers) -> Engine:
+    """A second engine, with a copy of the weights, for evaluations that overlap training."""
+    return ENGINES[recipe.engine.name](recipe, model, renderer, version, workers("evaluation"))
+
+
+def slot_engine(
+    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
+) -> SlotEngine:
+    """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
+    own = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
+    return SlotEngine(own, run=worker or inline, shares_weights=worker is None)
+
+
+def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> Engine:
+    """The engine of a process of its own, which has the model for itself."""
+    torch.set_num_threads(recipe.model.threads or max(1, int(recipe.cluster.cpus)))
+    model = model.to(device_of(recipe))
+    policy_of(recipe, model)  # which makes it ready for an engine
+    renderer = renderer_of(recipe, model, tokenizer)
+    return REPLICAS[recipe.engine.name](recipe, model, renderer, version)
+
+
+def slot_replica(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotEngine:
+    """An in-process engine on a model that nobody else uses."""
+    slot_model = slot_model_of(recipe, model, renderer, version)
+    return SlotEngine(slot_model, run=in_own_thread("engine"), shares_weights=False)
+
+
+def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> Router:
+    """Engines in processes of this machine, which read their weights from one place."""
+    publisher = Publisher()
+    publisher.publish(model.state_dict(), version)
+    make = partial(engine_of_process, recipe, renderer.tokenizer)
+    outline = outline_of(model)
+
+    def start(number: int) -> ProcessEngine:
+        return ProcessEngine(make, outline, publisher, context=context_of(recipe), name=f"engine process {number}")
+
+    return Router(start, recipe.engine.processes, publisher)
+
+
+def engine_of_process(recipe: Recipe, tokenizer: Any, model: Any, version: int) -> Engine:
+    return replica_engine(recipe, model, tokenizer, version)
+
+
+def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
+    return SlotModel(
+        model,
+        slots=recipe.engine.slots,
+        context=context_of(recipe),
+        end_tokens=renderer.end_tokens,
+        decode=renderer.decode,
+        dtype=DTYPES[recipe.model.dtype],
+        version=version,
+        cache=recipe.engine.cache,
+        keep_cache=recipe.engine.keep_cache,
+        pass_tokens=recipe.engine.pass_tokens,
+    )
+
+
+def vllm_engine(
+    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
+) -> VllmEngine:
+    """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names. It
+    computes in a process of its own and needs no worker."""
+    engine, own = recipe.engine, recipe.engine.vllm
+    dtype, device = DTYPES[recipe.model.dtype], model.device.type
+    weights = model.state_dict()
+    local = LocalSettings(
+        slots=engine.slots,
+        dtype=recipe.model.dtype,
+        device=device,
+        threads=torch.get_num_threads(),
+        cache=engine.cache,
+        pass_tokens=engine.pass_tokens,
+        memory=own.memory,
+        eager=device == "cpu" if own.eager == "auto" else own.eager,
+        tensor_parallel=own.tensor_parallel,
+        transfer=own.transfer,
+    )
+    save = partial(save_policy, model, renderer.tokenizer)
+    folder = Path(own.folder) if own.folder else None
+    return VllmEngine(
+        VllmServer(own.server) if own.server else LocalVllm(save, local),
+        FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
+        slots=engine.slots,
+        context=context_of(recipe),
+        vocabulary=vocabulary_of(model),
+        end_tokens=renderer.end_tokens,
+        tensors=weights,
+        version=version,
+        keep_cache=engine.keep_cache,
+        first=weights if own.server else None,
+    )
+
+
+ENGINES: dict[str, Callable[[Recipe, Any, Renderer, int, Worker | None], Engine]] = {
+    "slots": slot_engine,
+    "vllm": vllm_engine,
+}
+"""By name: the engine of a run, computed by a worker where it has a copy of the model."""
+REPLICAS: dict[str, Callable[[Recipe, Any, Renderer, int], Engine]] = {"slots": slot_replica, "vllm": vllm_engine}
+"""By name: the engine of another process, which has the model to itself."""

@@ -1,0 +1,113 @@
+"""From a recipe to its model, its tokenizer and the renderer between messages and tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from turnwise.assemble.learner import device_of
+from turnwise.learn.policy import load_model, load_tokenizer
+from turnwise.learn.tiny import build_model, build_tokenizer
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.demonstrate import Demonstrator
+from turnwise.rollout.environments import Environments
+from turnwise.rollout.group import all_of
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message
+from turnwise.schedule.stopping import RunStopped
+from turnwise.types import Group
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Give torch the CPU threads that a recipe's model is worth."""
+    cores = 1 if recipe.model.path == "tiny" else os.cpu_count() or 1
+    torch.set_num_threads(recipe.model.threads or max(1, cores // (2 if recipe.max_lag else 1)))
+
+
+async def model_and_tokenizer(
+    recipe: Recipe, environments: Environments, path: str | Path | None = None
+) -> tuple[Any, Any]:
+    """The policy's model in float32 and its tokenizer: from a folder, or the tiny ones built by code."""
+    if path is None and recipe.model.path != "tiny":
+        path = recipe.model.path
+    if path is not None:
+        model, tokenizer = load(path)
+    else:
+        tokenizer = build_tokenizer(await tiny_texts(recipe, environments))
+        context = recipe.rollout.max_trajectory_tokens
+        model = build_model(tokenizer, recipe.model.hidden, recipe.model.layers, context, recipe.seed)
+    longest = getattr(model.config, "max_position_embeddings", None) or recipe.rollout.max_trajectory_tokens
+    if recipe.rollout.max_trajectory_tokens > longest:
+        raise ValueError(
+            f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than "
+            f"the {longest} positions of this model; lower it"
+        )
+    return model.to("cpu" if recipe.cluster.on_ray else device_of(recipe)), tokenizer
+
+
+def load(path: str | Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder; one that cannot be read is a one-line ValueError."""
+    try:
+        return load_model(path), load_tokenizer(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot load the model in {path}: {str(error).splitlines()[0]}") from None
+
+
+def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
+    """The renderer of a model, whose actions may also end with what its generation config names."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = [named] if isinstance(named, int) else named or []
+    rollout = recipe.rollout
+    return Renderer(tokenizer, rollout.history, rollout.tools, ends, trust_text=rollout.trust_text)
+
+
+def limits(recipe: Recipe) -> Limits:
+    r = recipe.rollout
+    return Limits(
+        r.max_turns,
+        r.max_prompt_tokens,
+        r.max_action_tokens,
+        r.max_trajectory_tokens,
+        r.turn_seconds,
+        r.attempt_seconds,
+        r.max_observation_bytes,
+    )
+
+
+def roomy(recipe: Recipe) -> Limits:
+    """A recipe's limits with room for a tokenizer that knows no word."""
+    return replace(limits(recipe), max_prompt_tokens=1 << 20, max_action_tokens=1 << 20, max_trajectory_tokens=1 << 21)
+
+
+# ---------------------------------------------------------------- the words of a tiny tokenizer
+
+
+async def tiny_texts(recipe: Recipe, environments: Environments, count: int = 256) -> list[str]:
+    """Conversations in the recipe's environments, for a tokenizer to learn its words from."""
+    spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)
+    supplies = environments.demonstrating()
+    expert = Demonstrator(supplies, spell, roomy(recipe), recipe.seed, 0.2, environments.plays)
+    tasks = [task for of_dataset in environments.tasks("train", count).values() for task in of_dataset]
+    try:
+        groups = await all_of(expert.group(task, 0) for task in tasks)
+    finally:
+        environments.failures.sum_up("conversations for the tiny tokenizer")
+    stop_if_none_opens(groups)
+    played = [trajectory for group in groups for trajectory in (*group.trajectories, *group.failed)]
+    texts = [spell.decode([*last.prompt, *last.action]) for made in played for last in made.turns[-1:]]
+    return [part for text in texts for part in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>")]
+
+
+def stop_if_none_opens(groups: Sequence[Group]) -> None:
+    """Raise RunStopped where no environment could be opened, for one reason. What fails later may do so because nobody
+    demonstrates."""
+    attempts = attempts_of(groups)
+    if (failure := shared_failure(groups)) and not any(made.turns for made in attempts):
+        raise RunStopped(shared_failure_message(len(attempts), "at training tasks", failure))

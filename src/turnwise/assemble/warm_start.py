@@ -1,0 +1,135 @@
+"""From a recipe to the model that training starts from: as it is, or warmed up by demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from turnwise.assemble.checks import check_model
+from turnwise.assemble.environments import task_order
+from turnwise.assemble.learner import layout_of, learner_for, placed, portable, sft_learner
+from turnwise.assemble.model import limits, model_and_tokenizer, renderer_of
+from turnwise.assemble.objective import uncorrected
+from turnwise.assemble.provenance import differences, fingerprint_of, provenance
+from turnwise.credit.estimators import imitate
+from turnwise.credit.scope import of_tokens
+from turnwise.credit.weighting import token_mean
+from turnwise.data.cache import cache_folder, made_again, made_once
+from turnwise.engines.scripted import ScriptedEngine
+from turnwise.learn.losses import likelihood
+from turnwise.learn.objective import Objective
+from turnwise.recipe.schema import Recipe
+from turnwise.rollout.demonstrate import Demonstrator, Recital, read_demonstrations
+from turnwise.rollout.environments import Environments
+from turnwise.rollout.render.renderer import Renderer
+from turnwise.runs.screen import Screen
+from turnwise.schedule.tasks import Draw, TaskOrder
+from turnwise.schedule.workers import inline
+from turnwise.train import warm_start
+from turnwise.train.loop import LoopParts, Settings, Stages
+from turnwise.types import Group
+
+
+async def starting_model(
+    recipe: Recipe, environments: Environments, screen: Screen, seconds: dict[str, float], stop: asyncio.Event
+) -> tuple[Any, Any]:
+    """The model that training starts from and its tokenizer. A warm start is made once and cached; the `seconds` that
+    it took are added."""
+    if not recipe.sft.updates:
+        return await checked_model(recipe, environments)
+    made_of = provenance(recipe)
+    folder = cache_folder() / f"{warm_start.PREFIX}{fingerprint_of(made_of)}"
+    if not recipe.sft.remake and warm_start.is_usable(folder, screen):
+        screen.say(f"warm start: from {folder}, made {warm_start.when(folder)}; sft.remake=true makes it again")
+        return await checked_model(recipe, environments, folder)
+    if reason := warm_start.what_changed(made_of, differences):
+        screen.say(f"warm start: {reason}")
+    began = time.perf_counter()
+    model, tokenizer = await checked_model(recipe, environments)
+    await warm_up(recipe, environments, model, tokenizer, screen, stop)
+    write = made_again if recipe.sft.remake else made_once
+    write(folder, partial(warm_start.save, model, tokenizer, made_of))
+    seconds["warm_start"] = time.perf_counter() - began
+    return model, tokenizer
+
+
+async def checked_model(recipe: Recipe, environments: Environments, path: Path | None = None) -> tuple[Any, Any]:
+    """A model and its tokenizer, once it is known that training can compute it."""
+    model, tokenizer = await model_and_tokenizer(recipe, environments, path)
+    check_model(recipe, model, tokenizer)
+    return model, tokenizer
+
+
+async def warm_up(
+    recipe: Recipe, environments: Environments, model: Any, tokenizer: Any, screen: Screen, stop: asyncio.Event
+) -> None:
+    """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
+    async with demonstrating(recipe, environments, model, tokenizer) as parts:
+        model.load_state_dict(await warm_start.imitate(parts, screen, stop, environments.failures.sum_up))
+
+
+@asynccontextmanager
+async def demonstrating(
+    recipe: Recipe, environments: Environments, model: Any, tokenizer: Any
+) -> AsyncIterator[LoopParts]:
+    """What the loop works with in a warm start: demonstrations for attempts and likelihood for a loss."""
+    renderer = renderer_of(recipe, model, tokenizer)
+    order, make_group = demonstrations(recipe, environments, renderer)
+    lay_out = layout_of(recipe, model)
+    stages = Stages(
+        make_group=make_group,
+        keep=lambda group: bool(group.trajectories),
+        plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
+        estimate=imitate,
+        correct=uncorrected,
+        targets=None,
+        weigh=token_mean,
+        anchor=of_tokens,
+        objective=Objective(likelihood),
+        run=inline,
+    )
+    nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
+    with placed(recipe) as site:
+        make = partial(sft_learner, recipe, portable(recipe, model))
+        with closing(learner_for(recipe, model, make, site)) as learner:
+            yield LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=nobody, tasks=order)
+
+
+def demonstrations(
+    recipe: Recipe, environments: Environments, renderer: Renderer
+) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
+    """(in which order tasks are met, what demonstrates one): from a file, or by the environments' experts."""
+    if recipe.sft.data:
+        recital = Recital(renderer)
+        tasks = read_demonstrations(Path(recipe.sft.data))
+        order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
+        return order, lambda draw: recital.group(draw.task, draw.epoch)
+    supplies, noise = environments.demonstrating(), recipe.sft.noise
+    expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, noise, environments.plays)
+    order = task_order(recipe, environments.tasks("train", recipe.sft.demonstrations))
+    return order, lambda draw: expert.group(draw.task, draw.epoch)
+
+
+def settings_of(recipe: Recipe) -> Settings:
+    return Settings(
+        steps=recipe.sft.updates,
+        max_lag=0,
+        groups_per_step=recipe.sft.batch,
+        groups_per_update=recipe.sft.batch,
+        epochs=1,
+        anchor="learner",
+        needs=frozenset(),
+        success_at=recipe.rollout.success_at,
+        nonfinite_limit=recipe.nonfinite_limit,
+        dropped_limit=recipe.dropped_limit,
+        order="started",
+        stale="drop_group",
+        patience=recipe.patience,
+        gap_limit=math.inf,
+    )

@@ -1,0 +1,91 @@
+"""The environments of a recipe, by dataset: how attempts at its tasks get one, and who makes their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from turnwise.envs.base import Environment
+from turnwise.rollout.batching.batches import Batches
+from turnwise.rollout.batching.microbatch import Lane
+from turnwise.rollout.failures import Failures
+from turnwise.rollout.places import Places, Supply
+from turnwise.rollout.scene import Play
+from turnwise.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetEnvironments:
+    """The environments of one dataset."""
+
+    make: Callable[[], Environment]
+    """Makes a fresh one with the recipe's settings."""
+    draw: Callable[[str, int | None], list[Task]]
+    """(split, count) -> that many of its tasks, or all."""
+    host: Batches
+    """Where they live, and how their calls are put together."""
+    places: Places
+    """How many may be alive at once."""
+    training: Lane
+    validation: Lane
+    play: Play | None = None
+    """The agent that makes the turns through the endpoint; None where the agent loop does."""
+
+
+class Environments:
+    """All environments of a run. One object serves demonstrations, training and evaluation.
+
+    Example:
+        environments = Environments({"hops": entry}, failures)
+        supplies = environments.training()
+        environments.tasks("heldout", 128)
+    """
+
+    def __init__(
+        self, datasets: Mapping[str, DatasetEnvironments], failures: Failures, *, validation_overlaps: bool = False
+    ) -> None:
+        self.datasets = datasets
+        self.failures = failures
+        """How their attempts fail."""
+        self.validation_overlaps = validation_overlaps
+        self.drawn: dict[tuple[str, int | None], dict[str, list[Task]]] = {}
+
+    def training(self) -> dict[str, Supply]:
+        """Fresh environments for training attempts, by dataset."""
+        return {label: each.host.wrap(each.make, each.training) for label, each in self.datasets.items()}
+
+    def validation(self) -> dict[str, Supply]:
+        """Fresh environments for held-out attempts, by dataset. Validation that overlaps training takes half of the
+        places, so that its many attempts never keep training waiting."""
+        supplies = {label: each.host.wrap(each.make, each.validation) for label, each in self.datasets.items()}
+        if not self.validation_overlaps:
+            return supplies
+        halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
+        return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
+
+    def demonstrating(self) -> dict[str, Supply]:
+        """Fresh environments whose calls are made one by one, by dataset."""
+        return {label: Supply(each.make, each.places, self.failures) for label, each in self.datasets.items()}
+
+    @property
+    def plays(self) -> dict[str, Play]:
+        """The agents that make turns, by dataset; datasets that the agent loop plays are not in it."""
+        return {label: each.play for label, each in self.datasets.items() if each.play is not None}
+
+    def tasks(self, split: str, count: int | None = None) -> dict[str, list[Task]]:
+        """The tasks of a split, by dataset, at most `count` of each. ValueError where a dataset has none."""
+        if (split, count) not in self.drawn:
+            self.drawn[split, count] = {label: each.draw(split, count) for label, each in self.datasets.items()}
+        return self.drawn[split, count]
+
+    def report(self) -> dict[str, float]:
+        """How calls of environments were put together since the last report, as metrics."""
+        return {
+            f"batch/{label}/{key}": value
+            for label, each in self.datasets.items()
+            for key, value in each.host.report().items()
+        }
+
+    def close(self) -> None:
+        for each in self.datasets.values():
+            each.host.close()
