@@ -57,7 +57,7 @@ def turn_baseline(groups: Sequence[Group], scores: Scores, *, gamma: float = 1.0
     """Discounted pay from each turn on, against the mean of it over the group's other attempts that reached the turn.
 
     Leaving the attempt itself out, and not dividing by a deviation, is what keeps the gradient unbiased where the
-    policy decides how many turns there are: see credit/bias.py. Nobody to compare with is a baseline of 0, not a
+    policy decides how many turns there are: see tests/credit/bias.py. Nobody to compare with is a baseline of 0, not a
     credit of 0, for the same reason.
     """
     check_fraction("turn_baseline", gamma=gamma)
