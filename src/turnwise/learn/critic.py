@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
@@ -19,7 +19,6 @@ from turnwise.learn.terms import counted, means_of
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan, Stretch
 
-PerTurn = Sequence[NDArray[Any]]
 FOLDER = "critic"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.critic import Critic
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
@@ -26,7 +27,6 @@ from turnwise.learn.terms import counted, means_of
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
 
-PerTurn = Sequence[NDArray[Any]]
 Beside = Policy | Teacher | WithoutAdapters
 """What scores: its passes yield which action tokens, and what it says of them."""
 FOLDER = "optimizer"
