@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.making import few
-from turnwise.learn.losses import LOG_RATIO_LIMIT, LOSSES, likelihood, log_ratio, ppo_clip
+from turnwise.credit.scope import LOG_RATIO_LIMIT
+from turnwise.learn.losses import LOSSES, likelihood, log_ratio, ppo_clip
 
 
 def obvious_ppo(logprob, old, advantage, low, high):

@@ -5,14 +5,14 @@ What would be ignored, or would not mean what it says, is refused here with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from turnwise.credit.correction import Correction
+from turnwise.credit.correction import Correct, Correction, uncorrected
 from turnwise.credit.estimators import (
     BY_TOKEN,
     COMPARE_ATTEMPTS,
@@ -24,8 +24,8 @@ from turnwise.credit.estimators import (
 )
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
-from turnwise.credit.kl_penalty import charged
-from turnwise.credit.scope import Anchor, PerTurn, of_sequences, of_tokens
+from turnwise.credit.kl_penalty import penalise
+from turnwise.credit.scope import Anchor, anchor_sequences, anchor_tokens
 from turnwise.credit.truncation import TRUNCATIONS
 from turnwise.credit.weighting import WEIGHTINGS, Weighting
 from turnwise.learn.losses import LOSSES, OF_SEQUENCES, Loss
@@ -33,7 +33,6 @@ from turnwise.learn.objective import DIVERGENCES, Objective
 from turnwise.learn.teacher import DIRECTIONS
 from turnwise.recipe.arguments import choose
 from turnwise.recipe.schema import Choice, Recipe
-from turnwise.train.loop import Correct
 from turnwise.types import Group
 
 GAP_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
@@ -168,7 +167,7 @@ def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
         return lambda groups, scores: estimate(pay(groups), scores)
     if recipe.credit.name in BY_TOKEN:
         return lambda groups, scores: estimate(pay(groups), scores, kl=kl)
-    return lambda groups, scores: estimate(charged(pay(groups), scores, kl), scores)
+    return lambda groups, scores: estimate(penalise(pay(groups), scores, kl), scores)
 
 
 def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
@@ -192,10 +191,6 @@ def correct_of(recipe: Recipe) -> Correct:
     return Correction(**recipe.correction.model_dump())
 
 
-def uncorrected(groups: Sequence[Group], credit: Credit, old: PerTurn) -> tuple[Credit, dict[str, float]]:
-    return credit, {}
-
-
 # ---------------------------------------------------------------- loss
 
 
@@ -216,10 +211,10 @@ def ratio_of(recipe: Recipe) -> Ratio:
     if name == "reinforce" and "anchor" in named and not corrected:
         raise ValueError("loss.anchor would be ignored: reinforce has no ratio; remove it")
     if name not in OF_SEQUENCES:
-        return Ratio(anchor, of_tokens)
+        return Ratio(anchor, anchor_tokens)
     if named.get("scope") not in ("turn", "trajectory"):
         raise ValueError(f'loss {name} needs loss.scope = "turn" or "trajectory": what its ratio is one of')
-    return Ratio(anchor, partial(of_sequences, scope=named["scope"]))
+    return Ratio(anchor, partial(anchor_sequences, scope=named["scope"]))
 
 
 def policy_loss(recipe: Recipe) -> Loss:

@@ -29,8 +29,9 @@ from turnwise.assemble.learner import device_of, layout_of, learner_for, policy_
 from turnwise.cluster.placement import Site
 from turnwise.cluster.remote_envs import Worlds
 from turnwise.cluster.replica import open_replicas
-from turnwise.credit.estimators import imitate
-from turnwise.credit.scope import of_tokens
+from turnwise.credit.correction import uncorrected
+from turnwise.credit.scope import anchor_tokens
+from turnwise.credit.teaching import imitate
 from turnwise.credit.weighting import token_mean
 from turnwise.data.catalogue import model_folder
 from turnwise.engines.base import Engine, Sampling, vocabulary_of
@@ -537,10 +538,10 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         keep=lambda group: bool(group.trajectories),
         plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
         estimate=imitate,
-        correct=choices.uncorrected,
+        correct=uncorrected,
         targets=None,
         weigh=token_mean,
-        anchor=of_tokens,
+        anchor=anchor_tokens,
         objective=Objective(likelihood),
         run=inline,
     )

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0
+from turnwise.credit.scope import LOG_RATIO_LIMIT
+from turnwise.credit.settings import check_not_negative
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """(logprobs [K], old [K], advantages [K], ...) -> (terms [K], per-token measurements by name)."""
@@ -30,7 +31,7 @@ def ppo_clip(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate, with its own bound on either side; `dual_clip`, where it is over 1, bounds the ratio of
     tokens with a negative advantage from above."""
-    check_not_negative("ppo_clip", clip_low=clip_low, clip_high=clip_high)
+    check_clip("ppo_clip", clip_low, clip_high)
     if dual_clip and dual_clip <= 1.0:
         raise ValueError(f"loss.dual_clip must be over 1, or 0 for none (got {dual_clip:g})")
     ratio = log_ratio(logprobs, old).exp()
@@ -47,7 +48,7 @@ def gspo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate of sequence ratios: the anchor makes each token's ratio that of its turn or trajectory,
     while the gradient goes through the token's own logprob."""
-    check_not_negative("gspo", clip_low=clip_low, clip_high=clip_high)
+    check_clip("gspo", clip_low, clip_high)
     return ppo_clip(logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high)
 
 
@@ -60,7 +61,7 @@ def cispo(
     logprobs: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float = 1.0, clip_high: float = 4.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy gradient weighted by the clipped ratio as a constant, so that no token loses its gradient."""
-    check_not_negative("cispo", clip_low=clip_low, clip_high=clip_high)
+    check_clip("cispo", clip_low, clip_high)
     ratio = log_ratio(logprobs, old).exp().detach()
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return -advantages * bounded * logprobs, measured(ratio, bounded != ratio)
@@ -93,7 +94,7 @@ def dppo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The surrogate without tokens that have moved too far already and would move on: by the total variation or the KL
     divergence between the two chances of this token against all others."""
-    check_not_negative("dppo", limit=limit)
+    check_not_negative("loss.limit of dppo", limit)
     ratio = log_ratio(logprobs, old).exp()
     with torch.no_grad():
         p, q = old.exp(), logprobs.exp()
@@ -134,7 +135,6 @@ def measured(ratio: Tensor, clipped: Tensor | None = None) -> dict[str, Tensor]:
     return {"ratio": ratio} if clipped is None else {"ratio": ratio, "clipped": clipped.to(ratio.dtype)}
 
 
-def check_not_negative(who: str, **settings: float) -> None:
-    for name, value in settings.items():
-        if value < 0.0:
-            raise ValueError(f"loss.{name} of {who} must be 0 or more (got {value:g})")
+def check_clip(name: str, clip_low: float, clip_high: float) -> None:
+    check_not_negative(f"loss.clip_low of {name}", clip_low)
+    check_not_negative(f"loss.clip_high of {name}", clip_high)

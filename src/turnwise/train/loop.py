@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.credit.estimators import Credit
+from turnwise.credit.correction import Correct
+from turnwise.credit.returns import Credit
 from turnwise.credit.scope import Anchor, PerTurn
 from turnwise.credit.weighting import Weights
 from turnwise.engines.base import Engine
@@ -82,10 +83,6 @@ class Progress:
 
 async def unchecked(version: int) -> Found:
     return NOTHING
-
-
-Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
-"""(groups, credit, old logprobs) -> (credit for the loss, measurements)."""
 
 
 @dataclass(frozen=True, slots=True)
