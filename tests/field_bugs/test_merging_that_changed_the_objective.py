@@ -93,7 +93,7 @@ class Turnwise:
     ratio: str
 
     def weights(self, groups, rows):
-        return WEIGHTINGS[self.weigh](groups)
+        return WEIGHTINGS[self.weigh].function(groups)
 
     def credit(self, groups, rows):
         return reward_to_go(groups, {})

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.assemble.run import exam_of
+from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.recipe.schema import Recipe
@@ -48,7 +49,7 @@ class Exam:
 
 def omen_of(recipe: Recipe, tasks: Sequence[Task], *, greedy: bool) -> Callable[[Group], None]:
     """What stops an exam that only fails. Where failures are paid they are the policy's own, and say nothing."""
-    if recipe.rollout.on_failure.name != "drop":
+    if ON_FAILURE[recipe.rollout.on_failure.name].counts_failures:
         return lambda group: None
     return Omen(tasks, 1 if greedy else recipe.evaluation.attempts)
 

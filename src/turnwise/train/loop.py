@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from turnwise.credit.correction import Correct
 from turnwise.credit.returns import Credit
 from turnwise.credit.scope import Anchor, PerTurn
-from turnwise.credit.weighting import Weights
+from turnwise.credit.weighting import TokenWeights
 from turnwise.engines.base import Engine
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.objective import Objective
@@ -96,7 +96,7 @@ class Stages:
     correct: Correct
     targets: Callable[[Sequence[Group], Mapping[str, Any]], Credit] | None
     """What a critic shall learn; None where there is none."""
-    weigh: Callable[[Sequence[Group]], Weights]
+    weigh: Callable[[Sequence[Group]], TokenWeights]
     anchor: Anchor
     objective: Objective
     run: Callable[..., Awaitable[Any]]
@@ -310,7 +310,7 @@ def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> 
     }
 
 
-def records_of(taken: Taken, credit: Credit, weights: Weights) -> list[Record]:
+def records_of(taken: Taken, credit: Credit, weights: TokenWeights) -> list[Record]:
     """Every group of the step for the archive; credit and weights with those that were trained on."""
     sizes = [sum(len(trajectory.turns) for trajectory in group.trajectories) for group in taken.kept]
     kept = [
