@@ -232,6 +232,8 @@ def test_hopeless_ratios_stay_finite(name):
         ("cispo", {"clip_high": -1.0}, "loss.clip_high of cispo must be 0 or more"),
         ("sapo", {"temperature_negative": 0.0}, "temperature_negative of sapo must be over 0"),
         ("dppo", {"limit": -1.0}, "loss.limit of dppo must be 0 or more"),
+        ("ppo_clip", {"clip_high": math.inf}, "loss.clip_high of ppo_clip must be 0 or more"),
+        ("dppo", {"limit": math.nan}, "loss.limit of dppo must be 0 or more"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, wrong, says):
