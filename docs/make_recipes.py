@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from turnwise.assemble.objective import Variant
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.filters import FILTERS
 from turnwise.credit.weighting import WEIGHTINGS
@@ -58,12 +59,12 @@ def default_of(field: Any) -> str:
     return "required" if field.default_factory is None else "`{}`"
 
 
-def choices(title: str, functions: Mapping[str, Callable[..., Any]], default: str, extra: str = "") -> list[str]:
+def choices(title: str, variants: Mapping[str, Variant], default: str, extra: str = "") -> list[str]:
     """A table of the functions a name chooses from, with their own settings."""
     lines = [f"\n## `[{title}]`\n", f"`name` chooses one; the default is `{default}`. {extra}".strip(), ""]
     lines += ["| name | settings | what it is |", "|---|---|---|"]
-    for name, function in functions.items():
-        lines.append(f"| `{name}` | {settings_of(function)} | {first_line(function)} |")
+    for name, variant in variants.items():
+        lines.append(f"| `{name}` | {settings_of(variant.function)} | {first_line(variant.function)} |")
     return lines
 
 

@@ -1,14 +1,22 @@
 """What a recipe's names come to, and what is refused with its reason."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from properties.tabular import random_groups, step
 from support.making import make_group, make_trajectory
 from turnwise.assemble import objective as choices
 from turnwise.assemble.checks import check
+from turnwise.assemble.learner import frozen_models
+from turnwise.credit.estimators import ESTIMATORS, Estimator
+from turnwise.credit.filters import FILTERS, Filter
+from turnwise.credit.weighting import WEIGHTINGS, Weighting
+from turnwise.learn.losses import LOSSES, Loss
 from turnwise.learn.teacher import forward, reverse
 from turnwise.recipe.parse import parse_recipe
-from turnwise.types import Group, Status
+from turnwise.types import Group, Status, turns_of
 
 
 def recipe(**changes):
@@ -159,3 +167,175 @@ def test_the_teacher_is_in_the_objective_only_where_a_recipe_says_so():
     taught = choices.objective_of(recipe(teacher=".", distill={"coefficient": 0.3, "direction": "forward"}))
     assert (taught.distill, taught.direction) == (0.3, forward)
     assert choices.objective_of(recipe(**TAUGHT)).direction is reverse
+
+
+# ---------------------------------------------------------------- a new variant is one record
+
+
+@pytest.fixture
+def enter_toy(monkeypatch):
+    """Enters a toy estimator in the table with the facts given: its credit is `scale` on every token. Gives a list of
+    the names of the scores that each call was given."""
+
+    def enter(**facts):
+        read = []
+
+        def toy(groups, scores, *, scale: float = 1.0):
+            read.append(set(scores))
+            return [np.full(len(turn.action), scale) for turn in turns_of(groups)]
+
+        monkeypatch.setitem(ESTIMATORS, "toy", Estimator(toy, **facts))
+        return read
+
+    return enter
+
+
+def toy_recipe(**changes):
+    return recipe(**{"credit": {"name": "toy"}, **changes})
+
+
+def test_a_recipe_can_name_a_new_estimator_and_its_settings(enter_toy):
+    enter_toy()
+    named = toy_recipe(credit={"name": "toy", "scale": 0.5})
+    check(named)
+    credit = choices.estimate_of(named)([make_group([0.0, 1.0])], {})
+    assert {value for values in credit for value in values} == {0.5}
+    with pytest.raises(ValueError, match="credit.skale: credit toy takes no such setting; did you mean scale"):
+        check(toy_recipe(credit={"name": "toy", "skale": 0.5}))
+    with pytest.raises(ValueError, match="credit.scale"):
+        check(toy_recipe(credit={"name": "toy", "scale": "large"}))
+
+
+@pytest.mark.parametrize("needed", [set(), {"reference"}, {"old"}, {"teacher"}, {"reference", "old"}])
+def test_what_a_new_estimator_needs_is_scored_before_the_update_and_nothing_else(enter_toy, needed):
+    read = enter_toy(needs=frozenset(needed))
+    named = toy_recipe(**({"teacher": "."} if "teacher" in needed else {}))
+    check(named)
+    assert choices.needs(named) == needed
+    read.clear()
+    step(named, random_groups(3), lambda turns: [turns] if turns else [])
+    assert read == [needed]
+
+
+def test_the_models_that_a_new_estimator_needs_are_loaded(enter_toy):
+    class Model:
+        def to(self, device):
+            return self
+
+    start = Model()
+    enter_toy()
+    assert frozen_models(toy_recipe(), None, lambda: start) == {}
+    enter_toy(needs=frozenset({"reference"}))
+    assert frozen_models(toy_recipe(), None, lambda: start) == {"reference": start}
+
+
+def test_a_new_estimator_that_needs_values_trains_a_critic(enter_toy):
+    def to_the_total(groups, scores, *, kl=0.0):
+        return [np.full(len(turn.action), 7.0) for turn in turns_of(groups)]
+
+    enter_toy()
+    assert choices.targets_of(toy_recipe()) is None
+    with pytest.raises(ValueError, match="credit toy would ignore the critic; use credit gae, or remove"):
+        check(toy_recipe(critic={"clip": 0.1}))
+    enter_toy(needs=frozenset({"values"}), critic_targets=to_the_total)
+    with_critic = toy_recipe(critic={"clip": 0.1}, credit={"name": "toy", "scale": 0.5})
+    check(with_critic)
+    assert choices.needs(with_critic) == {"values"}
+    assert {value for values in choices.targets_of(with_critic)([make_group([1.0])], {}) for value in values} == {7.0}
+    with pytest.raises(ValueError, match="use credit gae or toy, or remove"):
+        check(recipe(critic={"clip": 0.1}))
+
+
+KL_IN_REWARD = {"kl": {"coefficient": 0.1, "place": "reward"}}
+ONE_ATTEMPT = {"groups_per_step": 1, "rollout": {"attempts": 1, "min_attempts": 1}}
+BY_FACTS = [
+    ({"needs": frozenset({"teacher"})}, {}, "credit toy needs teacher = FOLDER"),
+    ({}, {"teacher": "."}, "credit toy would ignore the teacher"),
+    ({}, {"filter": {"name": "zero_variance"}}, "still carry signal for toy; use it with grpo or maxrl or rloo"),
+    ({"compares_attempts": True}, ONE_ATTEMPT, "credit toy compares attempts; rollout.min_attempts must be at least 2"),
+    ({}, ONE_ATTEMPT, "a step of one attempt has nothing to compare it with"),
+    ({"reads_rewards": False}, KL_IN_REWARD, "credit toy looks at no reward, so that a KL charge"),
+    ({"reads_rewards": False}, {"rollout": {"truncated": "zero"}}, 'looks at no reward; write "train" or "mask"'),
+    ({"takes_negative_totals": False}, KL_IN_REWARD, "credit toy needs totals of 0 or more, which a KL charge"),
+    ({"always_zero": True}, {}, "credit toy gives nothing to learn by itself"),
+    ({"always_zero": True}, {**TAUGHT, "loss": {"name": "reinforce"}}, "with credit toy the policy loss is zero"),
+]
+
+
+@pytest.mark.parametrize(("facts", "changes", "says"), BY_FACTS, ids=[says for _, _, says in BY_FACTS])
+def test_the_record_of_a_new_estimator_decides_what_is_refused(enter_toy, facts, changes, says):
+    enter_toy(**facts)
+    with pytest.raises(ValueError) as raised:
+        check(toy_recipe(**changes))
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_record_of_a_new_estimator_decides_what_is_taken(enter_toy):
+    enter_toy(compares_attempts=True, zero_for_equal_totals=True)
+    check(toy_recipe(filter={"name": "zero_variance"}))
+    with pytest.raises(ValueError, match="use it with grpo or maxrl or rloo or toy"):
+        check(recipe(credit={"name": "reinforce"}, filter={"name": "zero_variance"}))
+    enter_toy(reads_rewards=False)
+    check(toy_recipe(**ONE_ATTEMPT))
+    enter_toy(always_zero=True, reads_rewards=False)
+    check(toy_recipe(**TAUGHT))
+
+
+def test_a_kl_penalty_reaches_a_new_estimator_as_its_record_says(enter_toy, monkeypatch):
+    """By token it gets the coefficient; otherwise it gets groups whose rewards are lower."""
+    given = {}
+
+    def by_token(groups, scores, *, kl=0.0):
+        given.update(kl=kl, reward=groups[0].trajectories[0].turns[0].reward)
+        return [np.zeros(len(turn.action)) for turn in turns_of(groups)]
+
+    groups = [make_group([1.0, 0.0])]
+    scores = {"old": [np.full(2, -1.0)] * 2, "reference": [np.full(2, -3.0)] * 2}
+    charging = toy_recipe(kl={"coefficient": 0.25, "place": "reward"})
+    monkeypatch.setitem(ESTIMATORS, "toy", Estimator(by_token, by_token=True))
+    choices.estimate_of(charging)(groups, scores)
+    assert given == {"kl": 0.25, "reward": 0.0}
+    monkeypatch.setitem(ESTIMATORS, "toy", Estimator(by_token))
+    choices.estimate_of(charging)(groups, scores)
+    assert given == {"kl": 0.0, "reward": -1.0}
+
+
+def test_a_new_loss_is_one_record(monkeypatch):
+    def twice(logprobs, old, advantages, *, factor: float = 2.0):
+        return -factor * advantages * logprobs, {}
+
+    monkeypatch.setitem(LOSSES, "twice", Loss(twice, has_ratio=False))
+    check(recipe(loss={"name": "twice", "factor": 3.0}))
+    groups, deal = random_groups(3), lambda turns: [turns] if turns else []
+    _, once, _ = step(recipe(loss={"name": "reinforce"}), groups, deal)
+    _, double, _ = step(recipe(loss={"name": "twice"}), groups, deal)
+    for one, two in zip(once, double, strict=True):
+        np.testing.assert_allclose(two, 2.0 * one)
+    with pytest.raises(ValueError, match="loss.anchor would be ignored: twice has no ratio"):
+        check(recipe(loss={"name": "twice", "anchor": "engine"}))
+    monkeypatch.setitem(LOSSES, "twice", Loss(twice, of_sequences=True))
+    check(recipe(loss={"name": "twice", "scope": "turn"}))
+    with pytest.raises(ValueError, match="loss twice needs loss.scope"):
+        check(recipe(loss={"name": "twice"}))
+
+
+def test_a_new_weighting_and_a_new_filter_are_one_record_each(monkeypatch):
+    def flat(groups, *, weight: float = 1.0):
+        return [np.full(len(turn.action), weight) for turn in turns_of(groups)]
+
+    def large(group, *, at_least: int = 3):
+        return len(group.trajectories) >= at_least
+
+    monkeypatch.setitem(WEIGHTINGS, "flat", Weighting(flat))
+    monkeypatch.setitem(FILTERS, "large", Filter(large))
+    named = recipe(weighting={"name": "flat", "weight": 0.5}, filter={"name": "large"}, **TAUGHT)
+    check(named)
+    groups = [make_group([0.0, 1.0]), make_group([1.0, 1.0, 1.0])]
+    assert {value for values in choices.weighting_of(named)(groups) for value in values} == {0.5}
+    assert [choices.keep_of(named)(group) for group in groups] == [False, True]
+    monkeypatch.setitem(FILTERS, "large", replace(FILTERS["large"], drops_equal_totals=True))
+    with pytest.raises(ValueError, match="filter large would drop groups whose tokens the teacher"):
+        check(named)
+    with pytest.raises(ValueError, match="filter large would drop groups that still carry signal for reinforce"):
+        check(recipe(filter={"name": "large"}, credit={"name": "reinforce"}))

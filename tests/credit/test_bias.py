@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from credit.bias import gradient_ratios
 from credit.stepping import slow_standardise
 from support.making import make_trajectory
-from turnwise.credit.bias import gradient_ratios
-from turnwise.credit.estimators import rloo, turn_baseline
+from turnwise.credit.temporal import turn_baseline
+from turnwise.credit.totals import rloo
 from turnwise.types import Group, Task, turns_of
 
 

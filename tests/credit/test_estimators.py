@@ -1,3 +1,4 @@
+import inspect
 import math
 import statistics
 from itertools import permutations
@@ -18,25 +19,15 @@ from credit.stepping import (
     slow_turn_returns,
 )
 from support.making import few, make_group, make_trajectory
-from turnwise.credit.estimators import (
-    COMPARE_ATTEMPTS,
-    ESTIMATORS,
-    centre,
-    gigpo,
-    grpo,
-    imitate,
-    maxrl,
-    needs,
-    reinforce,
-    reinforce_pp,
-    reward_to_go,
-    rloo,
-    turn_baseline,
-)
+from turnwise.credit.estimators import ESTIMATORS, Estimator
+from turnwise.credit.teaching import imitate
+from turnwise.credit.temporal import gigpo, reinforce_pp, reward_to_go, turn_baseline
+from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo
 from turnwise.types import Group, Task, Trajectory, turns_of
 
 BY_ATTEMPT = [grpo, rloo, maxrl, reinforce]
-UNSCORED = [estimate for name, estimate in ESTIMATORS.items() if not needs(name, {})]
+FUNCTIONS = [estimator.function for estimator in ESTIMATORS.values()]
+UNSCORED = [estimator.function for estimator in ESTIMATORS.values() if not estimator.needs]
 ALL = [*UNSCORED, imitate]
 SCORES = ("old", "reference", "teacher", "values")
 
@@ -200,7 +191,7 @@ def with_kl(groups, scores):
     return reinforce_pp(groups, scores, kl=0.5, gamma=0.9, baseline=True)
 
 
-@pytest.mark.parametrize("estimate", [*ESTIMATORS.values(), imitate, dr_grpo, with_kl])
+@pytest.mark.parametrize("estimate", [*FUNCTIONS, imitate, dr_grpo, with_kl])
 @few
 @given(seed=seeds, data=st.data())
 def test_permuting_groups_permutes_credit(estimate, seed, data):
@@ -221,12 +212,12 @@ def test_the_order_of_attempts_does_not_matter():
         assert sorted(values[0] for values in credit) == pytest.approx([-0.80064, -0.32025, 1.12089], abs=1e-4)
 
 
-@pytest.mark.parametrize("estimate", [*ESTIMATORS.values(), imitate])
+@pytest.mark.parametrize("estimate", [*FUNCTIONS, imitate])
 def test_no_groups_give_no_credit(estimate):
     assert estimate([], {}) == []
 
 
-@pytest.mark.parametrize("estimate", [*ESTIMATORS.values(), imitate])
+@pytest.mark.parametrize("estimate", [*FUNCTIONS, imitate])
 def test_turns_without_tokens_get_empty_credit(estimate):
     groups = [Group(Task("a", "b"), (make_trajectory([(1, 0), (1, 0)], outcome=1.0),)), Group(Task("a", "b"), ())]
     credit = estimate(groups, random_scores(groups))
@@ -253,7 +244,7 @@ def test_an_estimate_changes_nothing_it_was_given(seed):
     scores = random_scores(groups, seed)
     before = {name: [values.copy() for values in arrays] for name, arrays in scores.items()}
     totals = [[trajectory.total for trajectory in group.trajectories] for group in groups]
-    for estimate in ESTIMATORS.values():
+    for estimate in FUNCTIONS:
         first = [values.copy() for values in estimate(groups, scores)]
         assert all(map(np.array_equal, first, estimate(groups, scores)))
     for name, arrays in scores.items():
@@ -285,22 +276,49 @@ def test_an_estimator_runs_on_what_it_needs_and_on_nothing_less(name):
     groups = [make_group([0.0, 1.0], num_turns=[2, 1])]
     scores = random_scores(groups)
     settings = {"kl": 0.1} if name == "reinforce_pp" else {}
-    needed = needs(name, settings)
-    ESTIMATORS[name](groups, {score: scores[score] for score in needed}, **settings)
+    needed = ESTIMATORS[name].needs | ({"reference"} if settings else set())
+    ESTIMATORS[name].function(groups, {score: scores[score] for score in needed}, **settings)
     for missing in needed:
         rest = {score: values for score, values in scores.items() if score != missing}
         with pytest.raises(ValueError, match=rf'^credit {name}.* needs scores\["{missing}"\]') as error:
-            ESTIMATORS[name](groups, rest, **settings)
+            ESTIMATORS[name].function(groups, rest, **settings)
         assert "\n" not in str(error.value)
 
 
 def test_needs():
-    assert {name: set(needs(name, {})) for name in ESTIMATORS if needs(name, {})} == {
-        "gae": {"values"},
-        "distill": {"teacher"},
-    }
-    assert needs("reinforce_pp", {"kl": 0.0}) == frozenset()
-    assert needs("reinforce_pp", {"kl": 0.1, "gamma": 1.0}) == {"reference"}
+    needed = {name: set(estimator.needs) for name, estimator in ESTIMATORS.items()}
+    assert {name: scores for name, scores in needed.items() if scores} == {"gae": {"values"}, "distill": {"teacher"}}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_by_token_are_those_that_take_a_kl_penalty_themselves(name):
+    assert ESTIMATORS[name].by_token == ("kl" in inspect.signature(ESTIMATORS[name].function).parameters)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_that_take_no_negative_totals_refuse_them(name):
+    groups = [make_group([-1.0, 1.0])]
+    if ESTIMATORS[name].takes_negative_totals:
+        ESTIMATORS[name].function(groups, random_scores(groups))
+    else:
+        with pytest.raises(ValueError, match=f"credit {name} needs totals of 0 or more"):
+            ESTIMATORS[name].function(groups, random_scores(groups))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_that_are_always_zero_give_no_credit(name):
+    groups = [make_group([0.0, 1.0]), make_group([0.25, 0.5])]
+    credit = np.concatenate(ESTIMATORS[name].function(groups, random_scores(groups)))
+    assert ESTIMATORS[name].always_zero == (not credit.any())
+
+
+def test_a_record_cannot_need_what_nobody_computes():
+    with pytest.raises(ValueError, match="no model scores judge; known: old, reference, teacher, values"):
+        Estimator(grpo, needs=frozenset({"judge"}))
+    with pytest.raises(ValueError, match='has critic_targets if it needs "values"'):
+        Estimator(grpo, needs=frozenset({"values"}))
+    with pytest.raises(ValueError, match='has critic_targets if it needs "values"'):
+        Estimator(grpo, critic_targets=grpo)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -309,14 +327,14 @@ def test_estimators_that_compare_attempts_are_those_that_look_at_the_group_and_a
 
     def credit(*groups):
         scores = {score: [np.full(len(turn.action), -0.5) for turn in turns_of(groups)] for score in SCORES}
-        return np.concatenate(ESTIMATORS[name](groups, scores)[:3]).tolist()
+        return np.concatenate(ESTIMATORS[name].function(groups, scores)[:3]).tolist()
 
     group, other = make_group([0.0, 1.0, 1.0]), make_group([4.0, 2.0])
     more = Group(group.task, (*group.trajectories, Trajectory(group.trajectories[0].turns, "finished", 0.5)))
     compares = credit(group, other) == credit(group) != credit(more)
-    assert compares == (name in COMPARE_ATTEMPTS)
+    assert compares == ESTIMATORS[name].compares_attempts
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_goes_by_its_own_name(name):
-    assert ESTIMATORS[name].__name__ == name
+    assert ESTIMATORS[name].function.__name__ == name

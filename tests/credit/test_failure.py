@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from credit.stepping import many, random_step, seeds
 from support.making import make_group, make_trajectory
-from turnwise.credit.estimators import rloo
 from turnwise.credit.failure import ON_FAILURE, drop, pay
+from turnwise.credit.totals import rloo
 from turnwise.credit.truncation import is_truncated
 from turnwise.types import Group, Status, Trajectory
 
@@ -57,8 +57,8 @@ def test_crashing_is_no_way_out_of_a_bad_return():
     group = make_group([1.0, 1.0])
     crashed = make_trajectory([(1, 2)], status=Status.failed)
     group = Group(group.task, group.trajectories, (crashed,))
-    assert not np.concatenate(rloo([ON_FAILURE["drop"](group)], {})).any()
-    credit = rloo([ON_FAILURE["pay"](group)], {})
+    assert not np.concatenate(rloo([ON_FAILURE["drop"].function(group)], {})).any()
+    credit = rloo([ON_FAILURE["pay"].function(group)], {})
     assert [values[0] for values in credit] == [0.5, 0.5, -1.0]
 
 

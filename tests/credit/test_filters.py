@@ -3,8 +3,8 @@ import pytest
 
 from credit.stepping import random_scores
 from support.making import make_group, make_trajectory
-from turnwise.credit.estimators import ESTIMATORS, needs
-from turnwise.credit.filters import FILTERS, WITHIN_GROUPS, keep_all, zero_variance
+from turnwise.credit.estimators import ESTIMATORS
+from turnwise.credit.filters import FILTERS, has_signal, keep_all
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import Group, Task
 
@@ -25,21 +25,21 @@ def test_keep_all_keeps_all(totals):
         ([0.0, 1e-9], True),
     ],
 )
-def test_zero_variance_keeps_groups_in_which_something_differs(totals, worth):
-    assert zero_variance(make_group(totals)) is worth
+def test_has_signal_keeps_groups_in_which_something_differs(totals, worth):
+    assert has_signal(make_group(totals)) is worth
 
 
-def test_zero_variance_looks_at_totals_and_never_at_turns():
+def test_has_signal_looks_at_totals_and_never_at_turns():
     """Elsewhere the rewards of turn rows differed within an attempt, and groups that all succeeded were kept."""
     early = make_trajectory([(1, 1), (1, 1)], rewards=[1.0, 0.0])
     late = make_trajectory([(1, 1), (1, 1), (1, 1)], rewards=[0.0, 0.0, 0.5], outcome=0.5)
-    assert not zero_variance(Group(Task("a", "b"), (early, late)))
+    assert not has_signal(Group(Task("a", "b"), (early, late)))
 
 
-def test_zero_variance_does_not_see_failed_attempts():
+def test_has_signal_does_not_see_failed_attempts():
     lost = make_trajectory([(1, 1)], outcome=-1.0, status="failed")
     group = make_group([1.0, 1.0])
-    assert not zero_variance(Group(group.task, group.trajectories, (lost,)))
+    assert not has_signal(Group(group.task, group.trajectories, (lost,)))
 
 
 def same_totals_by_other_roads():
@@ -49,16 +49,19 @@ def same_totals_by_other_roads():
     return Group(Task("a", "b"), (early, late))
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - {"none"}))
-def test_within_groups_are_the_estimators_that_give_equal_totals_nothing(name):
+@pytest.mark.parametrize("name", sorted(name for name in ESTIMATORS if not ESTIMATORS[name].always_zero))
+def test_the_record_says_which_estimators_give_equal_totals_no_credit(name):
     groups = [same_totals_by_other_roads(), make_group([0.0, 0.25])]
-    credit = ESTIMATORS[name](groups, random_scores(groups))
-    assert (name in WITHIN_GROUPS) == (not np.concatenate(credit[:5]).any())
+    credit = ESTIMATORS[name].function(groups, random_scores(groups))
+    assert ESTIMATORS[name].zero_for_equal_totals == (not np.concatenate(credit[:5]).any())
     assert np.concatenate(credit[5:]).any()
 
 
-def test_within_groups_names_estimators():
-    assert ESTIMATORS.keys() >= WITHIN_GROUPS
+def test_only_one_filter_drops_equal_totals():
+    groups = [make_group([1.0, 1.0]), make_group([0.0, 1.0])]
+    for name, record in FILTERS.items():
+        assert [record.function(group) for group in groups] == [not record.drops_equal_totals, True], name
+    assert [name for name, record in FILTERS.items() if record.drops_equal_totals] == ["zero_variance"]
 
 
 @pytest.mark.parametrize("filter_name", FILTERS)
@@ -73,5 +76,5 @@ def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
             ValueError, match=f"still carry signal for {credit_name}; use it with grpo or maxrl or rloo"
         ):
             check(recipe)
-    elif not needs(credit_name, {}) and credit_name != "none":
+    elif not ESTIMATORS[credit_name].needs and not ESTIMATORS[credit_name].always_zero:
         check(recipe)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit.stepping import fractions, many, nested, random_scores, random_step, seeds
-from turnwise.credit.estimators import critic_targets, gae, reinforce_pp
-from turnwise.credit.kl_penalty import charged
+from turnwise.credit.kl_penalty import penalise
+from turnwise.credit.temporal import critic_targets, gae, reinforce_pp
 from turnwise.types import turns_of
 
 
@@ -16,7 +16,7 @@ from turnwise.types import turns_of
 def test_every_turn_pays_for_its_own_tokens(seed, kl):
     groups = random_step(seed)
     scores = random_scores(groups, seed)
-    paid = charged(groups, scores, kl)
+    paid = penalise(groups, scores, kl)
     assert [len(group.trajectories) for group in paid] == [len(group.trajectories) for group in groups]
     rows = zip(turns_of(groups), turns_of(paid), scores["old"], scores["reference"], strict=True)
     for before, after, old, reference in rows:
@@ -36,7 +36,7 @@ def test_by_turn_gae_charges_as_if_the_rewards_were_less(seed, gamma, lam):
     how = {"gamma": gamma, "lam": lam, "unit": "turn"}
     for estimate, more in ((gae, {"whiten": False}), (critic_targets, {})):
         found = estimate(groups, scores, kl=0.3, **how, **more)
-        wanted = estimate(charged(groups, scores, 0.3), scores, **how, **more)
+        wanted = estimate(penalise(groups, scores, 0.3), scores, **how, **more)
         # An empty turn's charge is nothing, so that only rounding may differ.
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)

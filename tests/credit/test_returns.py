@@ -6,7 +6,7 @@ from hypothesis import given
 
 from credit.stepping import assert_close, fractions, many, nested, random_step, seeds, slow_rewards
 from support.making import make_trajectory, make_turn
-from turnwise.credit.returns import Moments, payments, policy_logprobs, scored, timeline
+from turnwise.credit.returns import Decisions, make_timeline, policy_logprobs, read_scores, turn_payments
 from turnwise.types import Group, Status, Task, Trajectory
 
 
@@ -18,16 +18,18 @@ def group_of(*trajectories):
 @given(seed=seeds)
 def test_every_reward_lies_where_it_was_earned_and_none_is_lost(seed):
     groups = random_step(seed)
-    time = timeline(groups)
+    timeline = make_timeline(groups)
     assert_close(
-        groups, time.by_turn(time.tokens.rewards), [[slow_rewards(t) for t in group.trajectories] for group in groups]
+        groups,
+        timeline.by_turn(timeline.tokens.rewards),
+        [[slow_rewards(t) for t in group.trajectories] for group in groups],
     )
-    for group, of_group in zip(groups, nested(groups, time.by_turn(time.tokens.rewards)), strict=True):
+    for group, of_group in zip(groups, nested(groups, timeline.by_turn(timeline.tokens.rewards)), strict=True):
         for trajectory, of_attempt in zip(group.trajectories, of_group, strict=True):
             paid = sum(float(values.sum()) for values in of_attempt)
             assert paid == pytest.approx(trajectory.total if trajectory.num_action_tokens else 0.0, abs=1e-12)
-            assert sum(map(sum, payments(trajectory))) == pytest.approx(paid, abs=1e-12)
-    assert time.turns.rewards.sum() == pytest.approx(time.tokens.rewards.sum(), abs=1e-12)
+            assert sum(map(sum, turn_payments(trajectory))) == pytest.approx(paid, abs=1e-12)
+    assert timeline.turns.rewards.sum() == pytest.approx(timeline.tokens.rewards.sum(), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -44,52 +46,52 @@ def test_every_reward_lies_where_it_was_earned_and_none_is_lost(seed):
 def test_an_empty_action_is_paid_with_the_token_before_it_or_else_the_token_after_it(sizes, expected):
     rewards = [1.0, 2.0, 4.0, 8.0][: len(sizes)]
     trajectory = make_trajectory([(1, size) for size in sizes], rewards=rewards, outcome=100.0)
-    time = timeline([group_of(trajectory)])
-    assert [values.tolist() for values in time.by_turn(time.tokens.rewards)] == expected
-    assert time.turns.rewards.tolist() == [sum(values) for values in expected if values]
+    timeline = make_timeline([group_of(trajectory)])
+    assert [values.tolist() for values in timeline.by_turn(timeline.tokens.rewards)] == expected
+    assert timeline.turns.rewards.tolist() == [sum(values) for values in expected if values]
 
 
 @many
 @given(seed=seeds, factor=fractions)
 def test_discounted_sums_are_what_they_say(seed, factor):
-    time = timeline(random_step(seed))
-    for moments in (time.tokens, time.turns):
-        values = np.random.default_rng(seed).normal(size=len(moments.rewards))
+    timeline = make_timeline(random_step(seed))
+    for decisions in (timeline.tokens, timeline.turns):
+        values = np.random.default_rng(seed).normal(size=len(decisions.rewards))
         expected, total = [], 0.0
-        for value, goes_on in reversed(list(zip(values.tolist(), moments.goes_on.tolist(), strict=True))):
-            total = value + factor * total if goes_on else value
+        for value, has_next in reversed(list(zip(values.tolist(), decisions.has_next.tolist(), strict=True))):
+            total = value + factor * total if has_next else value
             expected.append(total)
-        np.testing.assert_allclose(moments.discounted(values, factor), expected[::-1], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(decisions.discounted_sums(values, factor), expected[::-1], rtol=1e-12, atol=1e-12)
 
 
-def test_moments_end_with_their_attempt():
-    moments = Moments(np.zeros(4), np.array([True, False, True, False]))
-    assert moments.next(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [2.0, 0.0, 4.0, 0.0]
-    assert moments.discounted(np.array([1.0, 2.0, 4.0, 8.0]), 0.5).tolist() == [2.0, 2.0, 8.0, 8.0]
+def test_decisions_end_with_their_attempt():
+    decisions = Decisions(np.zeros(4), np.array([True, False, True, False]))
+    assert decisions.next_values(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [2.0, 0.0, 4.0, 0.0]
+    assert decisions.discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), 0.5).tolist() == [2.0, 2.0, 8.0, 8.0]
 
 
 def test_discounting_does_not_overflow_in_long_attempts():
     """0.9 ** -10000 is infinite; dividing by it was one way to vectorise this."""
     trajectory = make_trajectory([(1, 10_000), (1, 10_000)], outcome=1.0)
-    tokens = timeline([group_of(trajectory)]).tokens
-    found = tokens.discounted(tokens.rewards, 0.9)
+    tokens = make_timeline([group_of(trajectory)]).tokens
+    found = tokens.discounted_sums(tokens.rewards, 0.9)
     np.testing.assert_allclose(found, 0.9 ** np.arange(20_000)[::-1], rtol=1e-9)
 
 
 def test_undiscounted_sums_of_an_outcome_are_exact():
-    tokens = timeline([group_of(make_trajectory([(1, 1000)] * 3, outcome=0.1))]).tokens
-    assert set(tokens.discounted(tokens.rewards, 1.0).tolist()) == {0.1}
+    tokens = make_timeline([group_of(make_trajectory([(1, 1000)] * 3, outcome=0.1))]).tokens
+    assert set(tokens.discounted_sums(tokens.rewards, 1.0).tolist()) == {0.1}
 
 
 def test_scores_are_read_in_float64_and_missed_in_one_line():
     groups = [group_of(make_trajectory([(1, 2), (1, 0), (1, 1)]))]
-    found = scored(groups, {"values": [np.float32([1, 2]), np.float32([]), np.float32([3])]}, "values", "gae")
+    found = read_scores(groups, {"values": [np.float32([1, 2]), np.float32([]), np.float32([3])]}, "values", "gae")
     assert found.dtype == np.float64
     assert found.tolist() == [1.0, 2.0, 3.0]
     with pytest.raises(ValueError, match=r'^credit gae needs scores\["values"\].*have them scored$'):
-        scored(groups, {}, "values", "gae")
+        read_scores(groups, {}, "values", "gae")
     with pytest.raises(AssertionError):
-        scored(groups, {"values": [np.float32([1, 2, 3])]}, "values", "gae")
+        read_scores(groups, {"values": [np.float32([1, 2, 3])]}, "values", "gae")
 
 
 def test_the_policy_speaks_through_the_engine_where_nobody_scored_it():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from credit.stepping import many, random_scores, random_step, seeds
 from support.making import make_group
-from turnwise.credit.scope import Sequences, of_sequences, of_tokens
+from turnwise.credit.scope import Sequences, anchor_sequences, anchor_tokens
 from turnwise.types import turns_of
 
 
@@ -35,7 +35,7 @@ def test_a_tokens_ratio_is_that_of_its_sequence(seed, scope):
     groups = random_step(seed)
     scores = random_scores(groups, seed)
     old, new = scores["old"], scores["reference"]
-    anchors = of_sequences(groups, old, lambda: new, scope=scope)
+    anchors = anchor_sequences(groups, old, lambda: new, scope=scope)
     assert [len(values) for values in anchors] == [len(turn.action) for turn in turns_of(groups)]
     found = [
         math.exp(a - b) for now, anchor in zip(new, anchors, strict=True) for a, b in zip(now, anchor, strict=True)
@@ -45,14 +45,14 @@ def test_a_tokens_ratio_is_that_of_its_sequence(seed, scope):
 
 def test_a_hopeless_change_counts_as_one_of_twenty():
     groups = [make_group([0.0])]
-    [anchors] = of_sequences(groups, [np.array([-900.0, -1.0])], lambda: [np.array([0.0, -1.0])], scope="turn")
+    [anchors] = anchor_sequences(groups, [np.array([-900.0, -1.0])], lambda: [np.array([0.0, -1.0])], scope="turn")
     assert anchors.tolist() == [-10.0, -11.0]
 
 
 def test_nothing_is_scored_where_nothing_has_moved():
     groups = random_step(3)
     old = random_scores(groups)["old"]
-    assert of_sequences(groups, old, lambda: old, scope="turn") is old
+    assert anchor_sequences(groups, old, lambda: old, scope="turn") is old
 
 
 def test_token_ratios_ask_for_no_scores():
@@ -61,12 +61,12 @@ def test_token_ratios_ask_for_no_scores():
 
     groups = random_step(3)
     old = random_scores(groups)["old"]
-    assert of_tokens(groups, old, never) is old
+    assert anchor_tokens(groups, old, never) is old
 
 
 @pytest.mark.parametrize("scope", ["turn", "trajectory"])
 def test_no_groups(scope):
-    assert list(of_sequences([], [], lambda: [np.zeros(0)], scope=scope)) == []
+    assert list(anchor_sequences([], [], lambda: [np.zeros(0)], scope=scope)) == []
 
 
 def test_a_scope_is_one_of_two():

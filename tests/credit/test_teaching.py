@@ -7,7 +7,8 @@ from hypothesis import given
 
 from credit.stepping import assert_close, many, random_scores, random_step, seeds
 from support.making import make_turn
-from turnwise.credit.estimators import ESTIMATORS, WITHOUT_REWARD, distill, imitate, none
+from turnwise.credit.estimators import ESTIMATORS
+from turnwise.credit.teaching import distill, imitate, none
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 
@@ -60,6 +61,8 @@ def test_estimators_without_reward_are_those_that_no_pay_changes(seed):
         replace(group, trajectories=tuple(replace(t, outcome=2.0 * t.outcome + 1.0) for t in group.trajectories))
         for group in groups
     ]
-    for name in WITHOUT_REWARD:
-        pairs = zip(ESTIMATORS[name](groups, scores), ESTIMATORS[name](doubled, scores), strict=True)
+    without_reward = [estimator.function for estimator in ESTIMATORS.values() if not estimator.reads_rewards]
+    assert without_reward == [distill, none]
+    for estimate in without_reward:
+        pairs = zip(estimate(groups, scores), estimate(doubled, scores), strict=True)
         assert all(one.tolist() == other.tolist() for one, other in pairs)

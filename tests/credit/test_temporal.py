@@ -20,7 +20,8 @@ from credit.stepping import (
     slow_whiten,
 )
 from support.making import make_group, make_trajectory, make_turn
-from turnwise.credit.estimators import critic_targets, gae, gigpo, grpo, reinforce_pp, reward_to_go, turn_baseline
+from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
+from turnwise.credit.totals import grpo
 from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
 
 whitened = pytest.mark.parametrize("estimate", [reinforce_pp, gae])

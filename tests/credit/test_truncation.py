@@ -6,8 +6,8 @@ from hypothesis import given
 
 from credit.stepping import many, nested, random_step, seeds
 from support.making import make_group, make_trajectory
-from turnwise.credit.estimators import grpo
-from turnwise.credit.truncation import TRUNCATIONS, is_truncated, masked, zeroed
+from turnwise.credit.totals import grpo
+from turnwise.credit.truncation import TRUNCATIONS, is_truncated, mask_truncated, zero_rewards
 from turnwise.credit.weighting import WEIGHTINGS, constant, token_mean, trajectory_mean
 from turnwise.types import Group, Status, Task, turns_of
 
@@ -23,7 +23,7 @@ def test_truncated_is_cut_short_by_a_limit(status):
 @given(seed=seeds)
 def test_zeroed_takes_the_pay_of_truncated_attempts_and_nothing_else(seed):
     groups = random_step(seed)
-    changed = zeroed(groups)
+    changed = zero_rewards(groups)
     assert [group.task for group in changed] == [group.task for group in groups]
     assert [group.failed for group in changed] == [group.failed for group in groups]
     for before, after in zip(groups, changed, strict=True):
@@ -40,14 +40,14 @@ def test_zeroed_takes_the_pay_of_truncated_attempts_and_nothing_else(seed):
         assert (one.stop, one.said, one.heard, one.timing) == (other.stop, other.said, other.heard, other.timing)
 
 
-@pytest.mark.parametrize("weigh", [*WEIGHTINGS.values(), partial(constant, length=7)])
+@pytest.mark.parametrize("weigh", [*(each.function for each in WEIGHTINGS.values()), partial(constant, length=7)])
 @many
 @given(seed=seeds)
 def test_masked_weights_are_those_of_a_step_without_truncated_attempts(weigh, seed):
     groups = random_step(seed)
     whole = [Group(group.task, tuple(t for t in group.trajectories if t.status == Status.finished)) for group in groups]
     expected = iter(weigh(whole))
-    for group, of_group in zip(groups, nested(groups, masked(weigh)(groups)), strict=True):
+    for group, of_group in zip(groups, nested(groups, mask_truncated(weigh)(groups)), strict=True):
         for trajectory, of_attempt in zip(group.trajectories, of_group, strict=True):
             for values in of_attempt:
                 if trajectory.status == Status.finished:
@@ -90,5 +90,5 @@ def test_names():
 def test_where_all_are_truncated_nothing_weighs_anything():
     group = make_group([0.0])
     cut = make_trajectory([(1, 2)], status=Status.too_long)
-    assert [values.tolist() for values in masked(token_mean)([Group(group.task, (cut,))])] == [[0.0, 0.0]]
-    assert masked(token_mean)([]) == []
+    assert [values.tolist() for values in mask_truncated(token_mean)([Group(group.task, (cut,))])] == [[0.0, 0.0]]
+    assert mask_truncated(token_mean)([]) == []

@@ -9,6 +9,7 @@ from turnwise.credit.weighting import WEIGHTINGS, constant, group_mean, token_me
 from turnwise.types import Group, Task, Trajectory, turns_of
 
 MEANS = [token_mean, trajectory_mean, group_mean, turn_mean]
+ALL = [weighting.function for weighting in WEIGHTINGS.values()]
 
 
 def flat(weights):
@@ -24,7 +25,7 @@ def slow_weights(groups, of_turn):
     return [[of_attempt(group, trajectory) for trajectory in group.trajectories] for group in groups]
 
 
-@pytest.mark.parametrize("weigh", WEIGHTINGS.values())
+@pytest.mark.parametrize("weigh", ALL)
 @many
 @given(seed=seeds)
 def test_weights_equal_their_definition(weigh, seed):
@@ -98,7 +99,7 @@ def split_turn(trajectory, which, place):
     return Trajectory(tuple(turns), trajectory.status, trajectory.outcome)
 
 
-@pytest.mark.parametrize("weigh", [weigh for weigh in WEIGHTINGS.values() if weigh is not turn_mean])
+@pytest.mark.parametrize("weigh", [each.function for each in WEIGHTINGS.values() if not each.depends_on_turns])
 @few
 @given(groups=group_lists(min_groups=1, min_action=1), data=st.data())
 def test_splitting_a_turn_in_two_changes_no_weight(weigh, groups, data):
@@ -146,7 +147,7 @@ def test_failed_attempts_take_no_share():
         assert flat(weigh([Group(group.task, group.trajectories, (lost,))])).tolist() == [0.25] * 4
 
 
-@pytest.mark.parametrize("weigh", WEIGHTINGS.values())
+@pytest.mark.parametrize("weigh", ALL)
 def test_nothing_weighs_nothing(weigh):
     assert weigh([]) == []
     assert [len(values) for values in weigh([Group(Task("a", "b"), (make_trajectory([(1, 0), (1, 0)]),))])] == [0, 0]

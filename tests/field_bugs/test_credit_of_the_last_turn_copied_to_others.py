@@ -10,7 +10,7 @@ import pytest
 
 from field_bugs.one_step import step_on
 from support.making import make_turn
-from turnwise.credit.estimators import grpo
+from turnwise.credit.totals import grpo
 from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
 
 NUM_TURNS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from support.acting import Puppet, hang, limits, renderer, run, says, user
 from turnwise.assemble.objective import failure_of
-from turnwise.credit.estimators import ESTIMATORS, needs
+from turnwise.credit.estimators import ESTIMATORS
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.envs.base import Reply
 from turnwise.recipe.parse import parse_recipe
@@ -66,8 +66,8 @@ def check_failures_stay_out_of_the_statistics(settle, breakdown):
     assert [t.total for t in sound.trajectories] == list(PAID)
     before, after = (describe([of], (), version=0, success_at=1.0) for of in (sound, group))
     changed = [name for name in STATISTICS if before[name] != after[name]]
-    for name in [name for name in ESTIMATORS if not needs(name, {})]:
-        alone, beside = (np.concatenate(ESTIMATORS[name]([of], {})) for of in (sound, group))
+    for name in [name for name in ESTIMATORS if not ESTIMATORS[name].needs]:
+        alone, beside = (np.concatenate(ESTIMATORS[name].function([of], {})) for of in (sound, group))
         if not np.array_equal(alone, beside):
             changed.append(f"credit by {name}")
     assert not changed, f"a failed attempt has changed {', '.join(changed)}"

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from support.making import gradients, make_learner, make_model, make_trajectory
-from turnwise.credit.estimators import grpo, reward_to_go
-from turnwise.credit.returns import joined
-from turnwise.credit.scope import of_sequences, of_tokens
+from turnwise.credit.returns import concatenate
+from turnwise.credit.scope import anchor_sequences, anchor_tokens
+from turnwise.credit.temporal import reward_to_go
+from turnwise.credit.totals import grpo
 from turnwise.credit.weighting import WEIGHTINGS, trajectory_mean, turn_mean
 from turnwise.learn.losses import gspo, ppo_clip
 from turnwise.learn.objective import Objective
@@ -24,9 +25,9 @@ from turnwise.types import Group, Status, Task, Trajectory, extends, turns_of
 
 TOLERANCE = 1e-12
 RATIOS = {
-    "token": (ppo_clip, of_tokens),
-    "gspo turn": (gspo, partial(of_sequences, scope="turn")),
-    "gspo trajectory": (gspo, partial(of_sequences, scope="trajectory")),
+    "token": (ppo_clip, anchor_tokens),
+    "gspo turn": (gspo, partial(anchor_sequences, scope="turn")),
+    "gspo trajectory": (gspo, partial(anchor_sequences, scope="trajectory")),
 }
 
 
@@ -92,7 +93,7 @@ class Turnwise:
     ratio: str
 
     def weights(self, groups, rows):
-        return WEIGHTINGS[self.weigh](groups)
+        return WEIGHTINGS[self.weigh].function(groups)
 
     def credit(self, groups, rows):
         return reward_to_go(groups, {})
@@ -120,7 +121,7 @@ class RatioOverRows(Turnwise):
     def anchor(self, groups, rows, old, now):
         anchors = list(old)
         for row in rows:
-            mean = np.mean(joined([now[place] for place in row]) - joined([old[place] for place in row]))
+            mean = np.mean(concatenate([now[place] for place in row]) - concatenate([old[place] for place in row]))
             for place in row:
                 anchors[place] = now[place] - mean
         return anchors
@@ -213,6 +214,6 @@ def test_each_layout_alone_looked_right():
         (merged_rows(groups), trajectory_mean, "gspo trajectory"),
     ):
         weights = MeanOverRows("none", ratio).weights(groups, rows)
-        np.testing.assert_allclose(joined(weights), joined(mean(groups)), rtol=1e-12)
+        np.testing.assert_allclose(concatenate(weights), concatenate(mean(groups)), rtol=1e-12)
         anchors = (kind("none", ratio).anchor(groups, rows, old, now) for kind in (RatioOverRows, Turnwise))
-        np.testing.assert_allclose(*map(joined, anchors), rtol=1e-12)
+        np.testing.assert_allclose(*map(concatenate, anchors), rtol=1e-12)

@@ -13,7 +13,7 @@ import pytest
 
 from field_bugs.one_step import step_on
 from support.making import make_trajectory, make_turn
-from turnwise.credit.estimators import gae, reinforce_pp
+from turnwise.credit.temporal import gae, reinforce_pp
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 DISCOUNTS = [(1.0, 1.0), (0.95, 0.9), (0.9, 0.0)]

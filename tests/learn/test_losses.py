@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.making import few
-from turnwise.learn.losses import LOG_RATIO_LIMIT, LOSSES, likelihood, log_ratio, ppo_clip
+from turnwise.credit.scope import LOG_RATIO_LIMIT
+from turnwise.learn.losses import LOSSES, likelihood, log_ratio, ppo_clip
 
 
 def obvious_ppo(logprob, old, advantage, low, high):
@@ -104,7 +105,7 @@ def test_likelihood_is_minus_the_logprob_and_takes_unknown_old_ones():
 
 
 def test_losses_by_name():
-    assert LOSSES["ppo_clip"] is ppo_clip
+    assert LOSSES["ppo_clip"].function is ppo_clip
     assert "likelihood" not in LOSSES, "it is for demonstrations and ignores the old policy"
 
 
@@ -156,12 +157,12 @@ def slow_dppo(logprob, old, advantage, divergence):
 
 SLOW = {
     "dual clip": (ppo_clip, {"dual_clip": 3.0}, slow_dual_clip),
-    "gspo": (LOSSES["gspo"], {}, slow_gspo),
-    "reinforce": (LOSSES["reinforce"], {}, slow_reinforce),
-    "cispo": (LOSSES["cispo"], {"clip_low": 0.5, "clip_high": 0.25}, slow_cispo),
-    "sapo": (LOSSES["sapo"], {"temperature_positive": 2.0, "temperature_negative": 3.0}, slow_sapo),
-    "dppo": (LOSSES["dppo"], {"limit": 0.05}, lambda *token: slow_dppo(*token, "tv")),
-    "dppo kl": (LOSSES["dppo"], {"limit": 0.05, "divergence": "kl"}, lambda *token: slow_dppo(*token, "kl")),
+    "gspo": (LOSSES["gspo"].function, {}, slow_gspo),
+    "reinforce": (LOSSES["reinforce"].function, {}, slow_reinforce),
+    "cispo": (LOSSES["cispo"].function, {"clip_low": 0.5, "clip_high": 0.25}, slow_cispo),
+    "sapo": (LOSSES["sapo"].function, {"temperature_positive": 2.0, "temperature_negative": 3.0}, slow_sapo),
+    "dppo": (LOSSES["dppo"].function, {"limit": 0.05}, lambda *token: slow_dppo(*token, "tv")),
+    "dppo kl": (LOSSES["dppo"].function, {"limit": 0.05, "divergence": "kl"}, lambda *token: slow_dppo(*token, "kl")),
 }
 
 
@@ -185,8 +186,8 @@ def test_a_loss_equals_its_definition(name, logprob, change, advantage):
 def test_a_loss_scales_with_the_advantage(name, logprob, change, advantage, factor):
     """So that an off-policy correction may be a factor on credit."""
     old = logprob - change
-    term, slope, _ = slope_and_term(LOSSES[name], logprob, old, advantage)
-    scaled, scaled_slope, _ = slope_and_term(LOSSES[name], logprob, old, advantage * factor)
+    term, slope, _ = slope_and_term(LOSSES[name].function, logprob, old, advantage)
+    scaled, scaled_slope, _ = slope_and_term(LOSSES[name].function, logprob, old, advantage * factor)
     assert scaled == pytest.approx(term * factor, rel=1e-9, abs=1e-12)
     assert scaled_slope == pytest.approx(slope * factor, rel=1e-9, abs=1e-12)
 
@@ -194,7 +195,7 @@ def test_a_loss_scales_with_the_advantage(name, logprob, change, advantage, fact
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("advantage", [-2.0, 0.0, 1.5])
 def test_on_policy_every_loss_has_the_policy_gradient(name, advantage):
-    _, slope, measured = slope_and_term(LOSSES[name], -0.7, -0.7, advantage)
+    _, slope, measured = slope_and_term(LOSSES[name].function, -0.7, -0.7, advantage)
     assert slope == pytest.approx(-advantage, rel=1e-12)
     assert measured["ratio"] == 1.0
     assert measured.get("clipped", 0.0) == 0.0
@@ -202,7 +203,7 @@ def test_on_policy_every_loss_has_the_policy_gradient(name, advantage):
 
 def test_cispo_keeps_the_gradient_where_ppo_clips_it():
     assert slope_and_term(ppo_clip, -0.5, -2.5, 1.0)[1] == 0.0
-    term, slope, measured = slope_and_term(LOSSES["cispo"], -0.5, -2.5, 1.0)
+    term, slope, measured = slope_and_term(LOSSES["cispo"].function, -0.5, -2.5, 1.0)
     assert (term, slope, measured["clipped"]) == (2.5, -5.0, 1.0)
 
 
@@ -213,11 +214,11 @@ def test_dual_clip_bounds_what_a_negative_advantage_can_do():
     assert (bound[0], bound[1], bound[2]["clipped"]) == (3.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"reinforce"}))
+@pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.items() if loss.has_ratio))
 def test_hopeless_ratios_stay_finite(name):
     for logprob, old in ((-0.1, -1000.0), (-1000.0, -0.1), (-0.0, -0.0), (-1e-12, -800.0)):
         for advantage in (-1.0, 1.0):
-            term, slope, _ = slope_and_term(LOSSES[name], logprob, old, advantage)
+            term, slope, _ = slope_and_term(LOSSES[name].function, logprob, old, advantage)
             assert math.isfinite(term)
             assert math.isfinite(slope)
 
@@ -231,9 +232,11 @@ def test_hopeless_ratios_stay_finite(name):
         ("cispo", {"clip_high": -1.0}, "loss.clip_high of cispo must be 0 or more"),
         ("sapo", {"temperature_negative": 0.0}, "temperature_negative of sapo must be over 0"),
         ("dppo", {"limit": -1.0}, "loss.limit of dppo must be 0 or more"),
+        ("ppo_clip", {"clip_high": math.inf}, "loss.clip_high of ppo_clip must be 0 or more"),
+        ("dppo", {"limit": math.nan}, "loss.limit of dppo must be 0 or more"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, wrong, says):
     nothing = torch.zeros(0)
     with pytest.raises(ValueError, match=says):
-        LOSSES[name](nothing, nothing, nothing, **wrong)
+        LOSSES[name].function(nothing, nothing, nothing, **wrong)

@@ -86,6 +86,6 @@ def test_the_divergence_from_a_teacher_is_added_where_it_is_given():
 def test_without_coefficients_it_is_the_loss(name):
     old, advantages, entropies = (torch.rand(3, dtype=torch.float64) for _ in range(3))
     logprobs = old.clone().requires_grad_()
-    terms, measured = Objective(LOSSES[name])(logprobs, entropies, old, advantages, None)
-    assert torch.equal(terms, LOSSES[name](logprobs, old, advantages)[0])
+    terms, measured = Objective(LOSSES[name].function)(logprobs, entropies, old, advantages, None)
+    assert torch.equal(terms, LOSSES[name].function(logprobs, old, advantages)[0])
     assert "kl" not in measured

@@ -12,7 +12,7 @@ from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
-from turnwise.learn.teacher import DIRECTIONS, OTHERS, Teacher, buckets_of, forward, reverse
+from turnwise.learn.teacher import DIRECTIONS, OTHERS, Teacher, forward, make_buckets, reverse
 from turnwise.learn.transformers_reference import stock_attention, stock_passes
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -194,7 +194,7 @@ def test_more_tokens_than_there_are_cannot_be_asked_for(top_k, most, rows):
 
 
 def test_buckets_are_one_array():
-    found = buckets_of(np.array([[3, 1]]), np.log([[0.5, 0.25, 0.25]]))
+    found = make_buckets(np.array([[3, 1]]), np.log([[0.5, 0.25, 0.25]]))
     assert found["token"].tolist() == [[3, 1, OTHERS]]
     assert found["logprob"].tolist() == np.log([[0.5, 0.25, 0.25]]).tolist()
 

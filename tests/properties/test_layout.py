@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.making import group_lists, make_learner, make_model
-from turnwise.credit.estimators import ESTIMATORS, needs
+from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.weighting import WEIGHTINGS
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
@@ -26,7 +26,7 @@ def learner():
 
 
 def credit_and_weights(groups, estimator, weighting):
-    return ESTIMATORS[estimator](groups, {}), WEIGHTINGS[weighting](groups)
+    return ESTIMATORS[estimator].function(groups, {}), WEIGHTINGS[weighting].function(groups)
 
 
 def loss_and_gradient(learner, plans, turns, credit, weights):
@@ -47,8 +47,8 @@ def longest(turns):
     return max((len(turn.prompt) + len(turn.action) for turn in turns if len(turn.action)), default=1)
 
 
-# Those that need no scores of other models; maxrl takes no negative totals.
-alone = [name for name in sorted(ESTIMATORS) if not needs(name, {}) and name != "maxrl"]
+# Those that need no scores of other models and take any totals.
+alone = [name for name, record in sorted(ESTIMATORS.items()) if not record.needs and record.takes_negative_totals]
 layouts = st.sampled_from([pack, cut])
 choices = {"estimator": st.sampled_from(alone), "weighting": st.sampled_from(sorted(WEIGHTINGS))}
 

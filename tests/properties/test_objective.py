@@ -13,12 +13,13 @@ from properties.tabular import random_groups, recipe_of, step
 from turnwise.assemble import objective as choices
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.weighting import WEIGHTINGS
-from turnwise.learn.losses import LOSSES, OF_SEQUENCES
+from turnwise.learn.losses import LOSSES
 from turnwise.types import Group, Trajectory, turns_of
 
 TOLERANCE = 1e-12
+OF_SEQUENCES = [name for name, loss in LOSSES.items() if loss.of_sequences]
 SCOPED = [f"{name}/{scope}" for name in OF_SEQUENCES for scope in ("turn", "trajectory")]
-EVERY_LOSS = sorted(set(LOSSES) - OF_SEQUENCES) + SCOPED
+EVERY_LOSS = sorted(set(LOSSES) - set(OF_SEQUENCES)) + SCOPED
 PAIRS = [(estimator, loss) for estimator in ESTIMATORS for loss in EVERY_LOSS]
 few = settings(max_examples=4, deadline=None)
 """Four examples for each of the seventy-seven pairs."""
@@ -33,7 +34,8 @@ def rests(draw, estimator, loss):
         "entropy": draw(st.sampled_from([0.0, 0.1])),
         "kl": draw(st.sampled_from([{}, {"coefficient": 0.2, "divergence": "k2"}, {"coefficient": 0.2}])),
     }
-    if estimator not in ("maxrl", "distill", "none") and draw(st.booleans()):
+    record = ESTIMATORS[estimator]
+    if record.reads_rewards and record.takes_negative_totals and draw(st.booleans()):
         changes["kl"] = {"coefficient": 0.2, "place": "reward"}
     corrections = [
         {},

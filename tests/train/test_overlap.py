@@ -264,13 +264,13 @@ def test_a_stop_does_not_wait_for_an_evaluation_that_hangs(tmp_path):
 def test_a_run_that_cannot_go_on_gives_its_evaluation_up_and_leaves_a_checkpoint(tmp_path, monkeypatch):
     recipe = slow_recipe(tmp_path, "run", "nonfinite_limit=1")
     watch.opening_seconds = 900.0
-    sound = losses.LOSSES["ppo_clip"]
+    sound = losses.LOSSES["ppo_clip"].function
 
     def poisoned(logprobs, old, advantages, **settings):
         terms, measured = sound(logprobs, old, advantages, **settings)
         return terms * (float("nan") if watch.opened > 3 else 1.0), measured
 
-    monkeypatch.setitem(losses.LOSSES, "ppo_clip", poisoned)
+    monkeypatch.setitem(losses.LOSSES, "ppo_clip", losses.Loss(poisoned))
     with pytest.raises(RunStopped, match="non-finite"):
         play(recipe)
     assert watch.inside == 0

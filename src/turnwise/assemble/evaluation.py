@@ -15,6 +15,7 @@ from turnwise.assemble.learner import policy_of
 from turnwise.assemble.model import model_and_tokenizer, renderer_of, set_threads
 from turnwise.assemble.run import open_environments, opened
 from turnwise.assemble.warm_start import starting_model
+from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluate.evaluator import Evaluator
 from turnwise.evaluate.report import EvaluationReport
@@ -64,7 +65,7 @@ async def evaluate_target(
             folder,
             success_at=recipe.rollout.success_at,
             decode=model.renderer.decode,
-            stops_when_hopeless=recipe.rollout.on_failure.name == "drop",
+            stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
         )
         try:
             for greedy in (False, True):

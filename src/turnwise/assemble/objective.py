@@ -1,42 +1,43 @@
 """From the names in a recipe to the functions of a step: failure, filter, credit, correction, weighting, loss.
 
-What would be ignored, or would not mean what it says, is refused here with the reason.
+A setting that would be ignored, or would not mean what it says, is refused here with the reason. What is refused comes
+from the records of the variants (ESTIMATORS, FILTERS, LOSSES, ...); no variant is known here by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from turnwise.credit.correction import Correction
-from turnwise.credit.estimators import (
-    BY_TOKEN,
-    COMPARE_ATTEMPTS,
-    ESTIMATORS,
-    NEEDS,
-    WITHOUT_REWARD,
-    Credit,
-    critic_targets,
-)
+from turnwise.credit.correction import Correct, Correction, uncorrected
+from turnwise.credit.estimators import ESTIMATORS, Estimator
 from turnwise.credit.failure import ON_FAILURE
-from turnwise.credit.filters import FILTERS, WITHIN_GROUPS
-from turnwise.credit.kl_penalty import charged
-from turnwise.credit.scope import Anchor, PerTurn, of_sequences, of_tokens
+from turnwise.credit.filters import FILTERS
+from turnwise.credit.kl_penalty import penalise
+from turnwise.credit.returns import Credit
+from turnwise.credit.scope import Anchor, anchor_sequences, anchor_tokens
 from turnwise.credit.truncation import TRUNCATIONS
-from turnwise.credit.weighting import WEIGHTINGS, Weighting
-from turnwise.learn.losses import LOSSES, OF_SEQUENCES, Loss
+from turnwise.credit.weighting import WEIGHTINGS, WeighTokens
+from turnwise.learn.losses import LOSSES, LossFunction
 from turnwise.learn.objective import DIVERGENCES, Objective
 from turnwise.learn.teacher import DIRECTIONS
 from turnwise.recipe.arguments import choose
 from turnwise.recipe.schema import Choice, Recipe
-from turnwise.train.loop import Correct
 from turnwise.types import Group
 
 GAP_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+class Variant(Protocol):
+    """A record that a recipe can name."""
+
+    @property
+    def function(self) -> Callable[..., Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,138 +63,160 @@ def check(recipe: Recipe) -> None:
 
 
 def check_credit(recipe: Recipe) -> None:
-    name = recipe.credit.name
-    ESTIMATORS[name]([], {}, **estimator_arguments(recipe))  # settings out of range are refused here
-    if recipe.critic.changed and "values" not in NEEDS.get(name, ()):
-        raise ValueError(f"credit {name} would ignore the critic; use credit gae, or remove [critic]")
-    if name in WITHOUT_REWARD and recipe.rollout.truncated == "zero":
+    """Refuse settings that the estimator cannot use, or has too few attempts for."""
+    name, estimator, truncated = recipe.credit.name, ESTIMATORS[recipe.credit.name], recipe.rollout.truncated
+    estimator.function([], {}, **estimator_arguments(recipe))  # refuses settings out of range
+    if recipe.critic.changed and "values" not in estimator.needs:
+        with_critic = " or ".join(names_of(lambda other: "values" in other.needs))
+        raise ValueError(f"credit {name} would ignore the critic; use credit {with_critic}, or remove [critic]")
+    if not estimator.reads_rewards and TRUNCATIONS[truncated].changes_rewards:
+        others = " or ".join(f'"{other}"' for other, record in TRUNCATIONS.items() if not record.changes_rewards)
         raise ValueError(
-            f'rollout.truncated = "zero" would be ignored: credit {name} looks at no reward; write "train" or "mask"'
+            f'rollout.truncated = "{truncated}" would be ignored: credit {name} looks at no reward; write {others}'
         )
-    if name in COMPARE_ATTEMPTS and recipe.rollout.min_attempts < 2:
+    if estimator.compares_attempts and recipe.rollout.min_attempts < 2:
         raise ValueError(f"credit {name} compares attempts; rollout.min_attempts must be at least 2")
-    compares = name not in COMPARE_ATTEMPTS | WITHOUT_REWARD  # with those of other groups
-    if compares and recipe.groups_per_step * recipe.rollout.attempts < 2:
+    compares_groups = estimator.reads_rewards and not estimator.compares_attempts
+    if compares_groups and recipe.groups_per_step * recipe.rollout.attempts < 2:
         raise ValueError(
             "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
         )
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Who learns from a teacher has one, and who has one learns from it; credit none learns from nothing else."""
-    name, term = recipe.credit.name, recipe.distill.coefficient > 0
-    of_credit = "teacher" in NEEDS.get(name, ())
-    if (of_credit or term) and not recipe.teacher:
-        raise ValueError(f"{f'credit {name}' if of_credit else 'distill.coefficient'} needs teacher = FOLDER")
-    if recipe.teacher and not (of_credit or term):
+    """A recipe that learns from a teacher has one, and one that has a teacher learns from it."""
+    name, estimator, in_loss = recipe.credit.name, ESTIMATORS[recipe.credit.name], recipe.distill.coefficient > 0
+    in_credit = "teacher" in estimator.needs
+    if (in_credit or in_loss) and not recipe.teacher:
+        raise ValueError(f"{f'credit {name}' if in_credit else 'distill.coefficient'} needs teacher = FOLDER")
+    if recipe.teacher and not (in_credit or in_loss):
         raise ValueError(f"credit {name} would ignore the teacher; remove it, or set distill.coefficient")
-    if term and recipe.filter.name == "zero_variance":
+    if in_loss and FILTERS[recipe.filter.name].drops_equal_totals:
         raise ValueError(
-            "filter zero_variance would drop groups whose tokens the teacher still has something to say of; remove it"
+            f"filter {recipe.filter.name} would drop groups whose tokens the teacher still has something to say of; "
+            "remove it"
         )
-    if name != "none":
-        return
-    if not term:
-        raise ValueError("credit none gives nothing to learn by itself; set distill.coefficient, or another credit")
-    for section in ("loss", "correction"):
-        if getattr(recipe, section) != Recipe.model_fields[section].default:
-            raise ValueError(f"[{section}] would be ignored: with credit none the policy loss is zero; remove it")
+    if estimator.always_zero:
+        check_zero_credit(recipe)
+
+
+def check_zero_credit(recipe: Recipe) -> None:
+    """With credit that is 0 everywhere only the teacher can train, and settings of the policy loss mean nothing."""
+    name = recipe.credit.name
+    if not recipe.distill.coefficient > 0:
+        raise ValueError(f"credit {name} gives nothing to learn by itself; set distill.coefficient, or another credit")
+    for section, settings in (("loss", recipe.loss), ("correction", recipe.correction)):
+        if settings != Recipe.model_fields[section].default:
+            raise ValueError(f"[{section}] would be ignored: with credit {name} the policy loss is zero; remove it")
 
 
 def check_kl(recipe: Recipe) -> None:
+    """Refuse a KL penalty on rewards that would be ignored, or that the estimator or the filter cannot take."""
     if not charges_kl(recipe):
         return
-    name = recipe.credit.name
-    if name in WITHOUT_REWARD:
+    name, estimator = recipe.credit.name, ESTIMATORS[recipe.credit.name]
+    if not estimator.reads_rewards:
         raise ValueError(f"credit {name} looks at no reward, so that a KL charge on it would be ignored")
-    if name == "maxrl":
-        raise ValueError("credit maxrl needs totals of 0 or more, which a KL charge does not leave; put it in the loss")
-    if recipe.filter.name == "zero_variance":
+    if not estimator.takes_negative_totals:
         raise ValueError(
-            "filter zero_variance looks at rewards before the KL charge and would drop groups that carry signal; "
-            'set kl.place = "loss", or remove the filter'
+            f"credit {name} needs totals of 0 or more, which a KL charge does not leave; put it in the loss"
+        )
+    if FILTERS[recipe.filter.name].drops_equal_totals:
+        raise ValueError(
+            f"filter {recipe.filter.name} looks at rewards before the KL charge and would drop groups that carry "
+            'signal; set kl.place = "loss", or remove the filter'
         )
 
 
 def charges_kl(recipe: Recipe) -> bool:
-    """Whether the reward, and not the loss, holds the policy near the reference."""
+    """Whether the KL penalty is taken from the reward, and not added to the loss."""
     return recipe.kl.coefficient > 0 and recipe.kl.place == "reward"
 
 
 def needs(recipe: Recipe) -> frozenset[str]:
-    """What a step has to have scored before its first update."""
-    of_credit = NEEDS.get(recipe.credit.name, frozenset())
-    of_kl = {"reference"} if recipe.kl.coefficient else set()
-    of_teacher = {"buckets"} if recipe.distill.coefficient else set()
+    """The scores that a step computes before its first update."""
+    for_kl = {"reference"} if recipe.kl.coefficient else set()
+    for_teacher = {"buckets"} if recipe.distill.coefficient else set()
     several = recipe.updates_per_step > 1
-    of_loss = {"old"} if ratio_of(recipe).anchor == "learner" and (several or recipe.correction.active) else set()
-    return of_credit | of_kl | of_teacher | of_loss
+    for_loss = {"old"} if ratio_of(recipe).anchor == "learner" and (several or recipe.correction.active) else set()
+    return ESTIMATORS[recipe.credit.name].needs | for_kl | for_teacher | for_loss
+
+
+def names_of(holds: Callable[[Estimator], bool]) -> list[str]:
+    """The names of the estimators for which something holds, sorted."""
+    return sorted(name for name, estimator in ESTIMATORS.items() if holds(estimator))
+
+
+def arguments_of(kind: str, choice: Choice, variants: Mapping[str, Variant], supplied: Sequence[str]) -> dict[str, Any]:
+    """The settings of the variant that a recipe names, checked against the signature of its function."""
+    return choose(kind, choice, {name: variant.function for name, variant in variants.items()}, supplied)
 
 
 # ---------------------------------------------------------------- groups
 
 
 def failure_of(recipe: Recipe) -> Callable[[Group], Group]:
-    """What becomes of attempts that failed for good."""
+    """What happens to attempts that failed for good."""
     choice = recipe.rollout.on_failure
-    arguments = choose("rollout.on_failure", choice, ON_FAILURE, ("group",))
-    return partial(ON_FAILURE[choice.name], **arguments)
+    arguments = arguments_of("rollout.on_failure", choice, ON_FAILURE, ("group",))
+    return partial(ON_FAILURE[choice.name].function, **arguments)
 
 
 def keep_of(recipe: Recipe) -> Callable[[Group], bool]:
     """Whether a group is worth training on."""
-    arguments = choose("filter", recipe.filter, FILTERS, ("group",))
-    if recipe.filter.name == "zero_variance" and recipe.credit.name not in WITHIN_GROUPS:
+    arguments = arguments_of("filter", recipe.filter, FILTERS, ("group",))
+    chosen, estimator = FILTERS[recipe.filter.name], ESTIMATORS[recipe.credit.name]
+    if chosen.drops_equal_totals and not estimator.zero_for_equal_totals:
+        fitting = names_of(lambda other: other.zero_for_equal_totals)
         raise ValueError(
-            f"filter zero_variance would drop groups that still carry signal for {recipe.credit.name}; "
-            f"use it with {' or '.join(sorted(WITHIN_GROUPS))}, or remove it"
+            f"filter {recipe.filter.name} would drop groups that still carry signal for {recipe.credit.name}; "
+            f"use it with {' or '.join(fitting)}, or remove it"
         )
-    worth = partial(FILTERS[recipe.filter.name], **arguments)
+    is_worth_it = partial(chosen.function, **arguments)
     pay = TRUNCATIONS[recipe.rollout.truncated].pay
-    return lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and worth(pay([group])[0])
+    return lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and is_worth_it(pay([group])[0])
 
 
-# ---------------------------------------------------------------- credit and weights
+# ---------------------------------------------------------------- credit and token weights
 
 
 def estimator_arguments(recipe: Recipe) -> dict[str, Any]:
-    return choose("credit", recipe.credit, ESTIMATORS, ("groups", "scores", "kl"))
+    return arguments_of("credit", recipe.credit, ESTIMATORS, ("groups", "scores", "kl"))
 
 
 def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
     """Credit of a step's groups, given scores."""
-    estimate = partial(ESTIMATORS[recipe.credit.name], **estimator_arguments(recipe))
+    arguments, estimator = estimator_arguments(recipe), ESTIMATORS[recipe.credit.name]
+    estimate = partial(estimator.function, **arguments)
     pay, kl = TRUNCATIONS[recipe.rollout.truncated].pay, recipe.kl.coefficient
     if not charges_kl(recipe):
         return lambda groups, scores: estimate(pay(groups), scores)
-    if recipe.credit.name in BY_TOKEN:
+    if estimator.by_token:
         return lambda groups, scores: estimate(pay(groups), scores, kl=kl)
-    return lambda groups, scores: estimate(charged(pay(groups), scores, kl), scores)
+    return lambda groups, scores: estimate(penalise(pay(groups), scores, kl), scores)
 
 
 def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
-    """What the critic learns, where there is one: gae's own settings without those of whitening."""
-    if "values" not in NEEDS.get(recipe.credit.name, ()):
+    """What the critic is trained towards; None if the estimator needs no critic."""
+    targets = ESTIMATORS[recipe.credit.name].critic_targets
+    if targets is None:
         return None
-    arguments = {name: value for name, value in estimator_arguments(recipe).items() if name != "whiten"}
+    taken = inspect.signature(targets).parameters
+    arguments = {name: value for name, value in estimator_arguments(recipe).items() if name in taken}
     pay, kl = TRUNCATIONS[recipe.rollout.truncated].pay, recipe.kl.coefficient if charges_kl(recipe) else 0.0
-    return lambda groups, scores: critic_targets(pay(groups), scores, kl=kl, **arguments)
+    return lambda groups, scores: targets(pay(groups), scores, kl=kl, **arguments)
 
 
-def weighting_of(recipe: Recipe) -> Weighting:
-    arguments = choose("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
-    return TRUNCATIONS[recipe.rollout.truncated].weigh(partial(WEIGHTINGS[recipe.weighting.name], **arguments))
+def weighting_of(recipe: Recipe) -> WeighTokens:
+    """The token weights of a mini-batch's groups."""
+    arguments = arguments_of("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
+    weigh = partial(WEIGHTINGS[recipe.weighting.name].function, **arguments)
+    return TRUNCATIONS[recipe.rollout.truncated].weigh(weigh)
 
 
 def correct_of(recipe: Recipe) -> Correct:
-    """Credit as the loss shall take it."""
-    if not recipe.correction.active:
-        return uncorrected
-    return Correction(**recipe.correction.model_dump())
-
-
-def uncorrected(groups: Sequence[Group], credit: Credit, old: PerTurn) -> tuple[Credit, dict[str, float]]:
-    return credit, {}
+    """The off-policy correction of credit."""
+    return Correction(**recipe.correction.model_dump()) if recipe.correction.active else uncorrected
 
 
 # ---------------------------------------------------------------- loss
@@ -201,9 +224,9 @@ def uncorrected(groups: Sequence[Group], credit: Credit, old: PerTurn) -> tuple[
 
 def ratio_of(recipe: Recipe) -> Ratio:
     """What the loss compares the policy with."""
-    named = recipe.loss.arguments
-    corrected, name = recipe.correction.active, recipe.loss.name
-    anchor = named.get("anchor", "learner" if corrected else "engine")
+    settings = recipe.loss.arguments
+    corrected, name, loss = recipe.correction.active, recipe.loss.name, LOSSES[recipe.loss.name]
+    anchor = settings.get("anchor", "learner" if corrected else "engine")
     if anchor not in ("learner", "engine"):
         raise ValueError(
             f'loss.anchor = {anchor!r}: write "learner" (scored before the update) or "engine" (as sampled)'
@@ -213,27 +236,28 @@ def ratio_of(recipe: Recipe) -> Ratio:
             'with loss.anchor = "engine" the loss compares with the engine already, and a correction would count the '
             'ratio twice; set loss.anchor = "learner", or remove the correction'
         )
-    if name == "reinforce" and "anchor" in named and not corrected:
-        raise ValueError("loss.anchor would be ignored: reinforce has no ratio; remove it")
-    if name not in OF_SEQUENCES:
-        return Ratio(anchor, of_tokens)
-    if named.get("scope") not in ("turn", "trajectory"):
+    if not loss.has_ratio and "anchor" in settings and not corrected:
+        raise ValueError(f"loss.anchor would be ignored: {name} has no ratio; remove it")
+    if not loss.of_sequences:
+        return Ratio(anchor, anchor_tokens)
+    if settings.get("scope") not in ("turn", "trajectory"):
         raise ValueError(f'loss {name} needs loss.scope = "turn" or "trajectory": what its ratio is one of')
-    return Ratio(anchor, partial(of_sequences, scope=named["scope"]))
+    return Ratio(anchor, partial(anchor_sequences, scope=settings["scope"]))
 
 
-def policy_loss(recipe: Recipe) -> Loss:
+def policy_loss(recipe: Recipe) -> LossFunction:
     """The loss function with its settings."""
-    apart = ("anchor", "scope") if recipe.loss.name in OF_SEQUENCES else ("anchor",)
-    named = {key: value for key, value in recipe.loss.arguments.items() if key not in apart}
-    choice = Choice(name=recipe.loss.name, **named)
-    arguments = choose("loss", choice, LOSSES, ("logprobs", "old", "advantages"))
-    loss = partial(LOSSES[recipe.loss.name], **arguments)
+    scoped = recipe.loss.name in LOSSES and LOSSES[recipe.loss.name].of_sequences
+    not_its_own = ("anchor", "scope") if scoped else ("anchor",)
+    settings = {key: value for key, value in recipe.loss.arguments.items() if key not in not_its_own}
+    choice = Choice(name=recipe.loss.name, **settings)
+    arguments = arguments_of("loss", choice, LOSSES, ("logprobs", "old", "advantages"))
+    loss = partial(LOSSES[recipe.loss.name].function, **arguments)
     refuse_bad_settings(loss)
     ratio = ratio_of(recipe)
     lag = recipe.max_lag > 0 and not recipe.correction.active
-    if ratio.anchor == "learner" and recipe.updates_per_step == 1 and (named or lag):
-        ignored = "max_lag" if lag else f"loss.{next(iter(named))}"
+    if ratio.anchor == "learner" and recipe.updates_per_step == 1 and (settings or lag):
+        ignored = "max_lag" if lag else f"loss.{next(iter(settings))}"
         raise ValueError(
             f'{ignored} would be ignored: with loss.anchor = "learner" the ratio of a step\'s only update is 1; '
             'set loss.anchor = "engine", or more updates by groups_per_update or epochs'
@@ -241,7 +265,7 @@ def policy_loss(recipe: Recipe) -> Loss:
     return loss
 
 
-def refuse_bad_settings(loss: Loss) -> None:
+def refuse_bad_settings(loss: LossFunction) -> None:
     """Call the loss on nothing: it checks its settings."""
     nothing = torch.zeros(0)
     loss(nothing, nothing, nothing)
@@ -249,11 +273,11 @@ def refuse_bad_settings(loss: Loss) -> None:
 
 def objective_of(recipe: Recipe) -> Objective:
     """What every update minimises."""
-    in_loss = 0.0 if charges_kl(recipe) else recipe.kl.coefficient
+    kl_in_loss = 0.0 if charges_kl(recipe) else recipe.kl.coefficient
     return Objective(
         policy_loss(recipe),
         recipe.entropy,
-        in_loss,
+        kl_in_loss,
         DIVERGENCES[recipe.kl.divergence],
         recipe.distill.coefficient,
         DIRECTIONS[recipe.distill.direction],

@@ -20,6 +20,7 @@ from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of,
 from turnwise.assemble.model import model_and_tokenizer, renderer_of, set_threads
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
+from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluate.evaluator import Evaluator
 from turnwise.learn.learner import save_policy
@@ -217,7 +218,7 @@ async def run_parts(
             evaluations,
             success_at=recipe.rollout.success_at,
             decode=renderer.decode,
-            stops_when_hopeless=recipe.rollout.on_failure.name == "drop",
+            stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
         )
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:

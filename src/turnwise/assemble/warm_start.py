@@ -15,10 +15,10 @@ from turnwise.assemble.checks import check_model
 from turnwise.assemble.environments import task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, portable, sft_learner
 from turnwise.assemble.model import limits, model_and_tokenizer, renderer_of
-from turnwise.assemble.objective import uncorrected
 from turnwise.assemble.provenance import differences, fingerprint_of, provenance
-from turnwise.credit.estimators import imitate
-from turnwise.credit.scope import of_tokens
+from turnwise.credit.correction import uncorrected
+from turnwise.credit.scope import anchor_tokens
+from turnwise.credit.teaching import imitate
 from turnwise.credit.weighting import token_mean
 from turnwise.data.cache import cache_folder, made_again, made_once
 from turnwise.engines.scripted import ScriptedEngine
@@ -90,7 +90,7 @@ async def demonstrating(
         correct=uncorrected,
         targets=None,
         weigh=token_mean,
-        anchor=of_tokens,
+        anchor=anchor_tokens,
         objective=Objective(likelihood),
         run=inline,
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from turnwise.cluster.deal import deal
 from turnwise.cluster.rank import NOTHING, Share, share_of
-from turnwise.learn.base import PerTurn
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.balance import Cost

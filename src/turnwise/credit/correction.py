@@ -1,24 +1,39 @@
-"""Off-policy correction: the engine sampled, the learner trains, and the two do not agree to the last bit.
+"""Off-policy correction: the engine sampled the tokens, the learner trains on them, and their logprobs differ.
 
-The ratio is that of the learner's logprobs before the first update to the engine's, as sampled. It becomes a factor on
-a token's credit, beside the loss's own ratio of new to old; a masked token has the factor 0 and nothing is normalised
-again. In this order: mask tokens outside of a band, truncate ratios, mask sequences outside of a band. A masked token
-leaves its sequence's ratio.
+With r = exp(old - sampled), where old are the learner's logprobs before the first update and sampled are the engine's,
+each token's credit is multiplied by a factor. The loss has its own ratio, of the new logprobs to the old. The factor of
+a masked token is 0, and nothing is normalised again. In this order:
+
+    token_band      mask tokens with r outside a band                     IcePop, arXiv 2510.18855
+    truncate        multiply by min(r, cap), or by min(product of r over the sequence, cap)
+    sequence_band   mask sequences whose geometric mean of r is outside a band
+
+Truncation at a cap is the clipped importance weight of IMPALA, arXiv 1802.01561. For the gap between a sampling engine
+and a learner it is known as truncated importance sampling (TIS). A masked token leaves its sequence's ratio. Log ratios
+are clamped at LOG_RATIO_LIMIT. All of this assumes that the engine's logprobs are those of the distribution it sampled
+from; a truncated or masked ratio is biased, in exchange for a bounded variance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from turnwise.credit.returns import Array, Credit, joined
+from turnwise.credit.returns import Array, Credit, concatenate
 from turnwise.credit.scope import LOG_RATIO_LIMIT, PerTurn, Scope, Sequences
 from turnwise.types import Group, turns_of
 
 Band = tuple[float, float]
+Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
+"""(groups, credit, old logprobs) -> (credit for the loss, measurements)."""
+
+
+def uncorrected(groups: Sequence[Group], credit: Credit, old: PerTurn) -> tuple[Credit, dict[str, float]]:
+    """Credit as it was estimated."""
+    return credit, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +56,42 @@ class Correction:
     """What a sequence is."""
 
     def __call__(self, groups: Sequence[Group], credit: PerTurn, old: PerTurn) -> tuple[Credit, dict[str, float]]:
-        """(corrected credit, measurements): factors of the policy's terms only, not of entropy and divergence."""
+        """(corrected credit, measurements). Only the policy's term is corrected, not entropy and divergence."""
         sequences = Sequences(groups, self.scope)
-        sampled = joined([turn.logprobs for turn in turns_of(groups)])
+        sampled = concatenate([turn.logprobs for turn in turns_of(groups)])
         if np.isnan(sampled).any():
             raise ValueError("a correction compares with the engine's logprobs, and some are NaN; remove it")
-        factors, measured = self.factors(sequences, clamped(joined(old) - sampled))
-        return sequences.by_turn(joined(credit) * factors), measured
+        factors, measured = self.factors(sequences, clamp(concatenate(old) - sampled))
+        return sequences.by_turn(concatenate(credit) * factors), measured
 
     def factors(self, sequences: Sequences, log_ratio: Array) -> tuple[Array, dict[str, float]]:
         """([N] factor of every token, measurements)."""
-        counted = inside(log_ratio, self.token_band)
-        factors = counted
+        unmasked = inside(log_ratio, self.token_band)
+        factors = unmasked
         if self.truncate == "token":
             factors = factors * np.minimum(np.exp(log_ratio), self.cap)
         elif self.truncate == "sequence":
-            product = np.exp(clamped(sequences.sum(log_ratio * counted)))
+            product = np.exp(clamp(sequences.sum(log_ratio * unmasked)))
             factors = factors * np.minimum(product, self.cap)
-        whole = inside(sequences.mean(log_ratio, counted), self.sequence_band)
-        factors = factors * whole
+        sequence_unmasked = inside(sequences.mean(log_ratio, unmasked), self.sequence_band)
+        factors = factors * sequence_unmasked
         empty = len(log_ratio) == 0
         return factors, {
             "correction/mean": 1.0 if empty else float(factors.mean()),
-            "correction/masked_tokens": 0.0 if empty else float(1.0 - counted.mean()),
-            "correction/masked_by_sequence": 0.0 if empty else float(1.0 - whole.mean()),
-            "correction/capped": 0.0 if empty else self.share_capped(sequences, log_ratio, counted),
+            "correction/masked_tokens": 0.0 if empty else float(1.0 - unmasked.mean()),
+            "correction/masked_by_sequence": 0.0 if empty else float(1.0 - sequence_unmasked.mean()),
+            "correction/capped": 0.0 if empty else self.share_capped(sequences, log_ratio, unmasked),
         }
 
-    def share_capped(self, sequences: Sequences, log_ratio: Array, counted: Array) -> float:
+    def share_capped(self, sequences: Sequences, log_ratio: Array, unmasked: Array) -> float:
+        """The share of tokens whose ratio, or whose sequence's product, is above the cap."""
         if self.truncate == "off":
             return 0.0
-        of_what = log_ratio if self.truncate == "token" else sequences.sum(log_ratio * counted)
-        return float(np.mean((of_what > np.log(self.cap)) & (counted > 0)))
+        truncated = log_ratio if self.truncate == "token" else sequences.sum(log_ratio * unmasked)
+        return float(np.mean((truncated > np.log(self.cap)) & (unmasked > 0)))
 
 
-def clamped(log_ratio: Array) -> Array:
+def clamp(log_ratio: Array) -> Array:
     return np.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -1,69 +1,77 @@
-"""The advantage estimators by name: pure functions of whole groups that return one array per turn, one number per
-action token. Each takes (groups, scores, *, its own settings).
+"""The advantage estimators that a recipe can name (`credit.name`), each with what it needs and what it assumes.
+
+To add one, write a pure function (groups, scores, *, settings) -> one array per turn, one number per action token, and
+enter it in ESTIMATORS. The record decides what is scored before the first update of a step and which recipes are
+refused; no other file knows an estimator by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Concatenate
 
 from turnwise.credit.returns import Credit, Scores
-from turnwise.credit.teaching import distill, imitate, none
+from turnwise.credit.teaching import distill, none
 from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
-from turnwise.credit.totals import centre, grpo, maxrl, reinforce, rloo
+from turnwise.credit.totals import grpo, maxrl, reinforce, rloo
+from turnwise.types import Group
 
-__all__ = [
-    "BY_TOKEN",
-    "COMPARE_ATTEMPTS",
-    "ESTIMATORS",
-    "NEEDS",
-    "WITHOUT_REWARD",
-    "Credit",
-    "Estimator",
-    "Scores",
-    "centre",
-    "critic_targets",
-    "distill",
-    "gae",
-    "gigpo",
-    "grpo",
-    "imitate",
-    "maxrl",
-    "needs",
-    "none",
-    "reinforce",
-    "reinforce_pp",
-    "reward_to_go",
-    "rloo",
-    "turn_baseline",
-]
+Estimate = Callable[Concatenate[Sequence[Group], Scores, ...], Credit]
+"""(groups, scores, *, settings) -> one array per turn of `turns_of(groups)`, one number per action token."""
 
-Estimator = Callable[..., Credit]
+KNOWN_SCORES = frozenset({"old", "reference", "teacher", "values"})
+"""The scores that an estimator may need: logprobs of the policy before the step, of the reference and of the teacher,
+and the critic's values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An estimator and the facts about it that the rest of the system asks for.
+
+    Example:
+        Estimator(gae, needs=frozenset({"values"}), by_token=True, critic_targets=critic_targets)
+    """
+
+    function: Estimate
+    """Computes the advantages. Its keyword arguments are the settings that a recipe may give in [credit]."""
+    needs: frozenset[str] = frozenset()
+    """The scores it reads whatever its settings, from KNOWN_SCORES. They are computed before the first update."""
+    by_token: bool = False
+    """It may give the tokens of one turn different advantages. A KL penalty on the reward is then passed to it per
+    token, as the keyword argument `kl`; the others get groups whose turns have been penalised."""
+    compares_attempts: bool = False
+    """It compares the attempts of a group with each other and with nothing else, so a group of one teaches it little
+    or nothing. Recipes must keep rollout.min_attempts at 2 or more."""
+    reads_rewards: bool = True
+    """Its advantages depend on rewards. If not, settings that change rewards would be ignored and are refused."""
+    zero_for_equal_totals: bool = False
+    """A group whose attempts all have the same total gets advantages of exactly 0, so dropping it loses nothing."""
+    always_zero: bool = False
+    """Its advantages are 0 everywhere, so the policy loss is 0 and another term of the objective must train."""
+    takes_negative_totals: bool = True
+    """It accepts totals below 0. If not, a KL penalty on the reward is refused, because it may push a total below."""
+    critic_targets: Estimate | None = None
+    """Computes what the critic is trained towards, with those of the settings that this function takes. Required of
+    estimators that need values, None for the others."""
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.needs - KNOWN_SCORES):
+            raise ValueError(f"no model scores {', '.join(unknown)}; known: {', '.join(sorted(KNOWN_SCORES))}")
+        if ("values" in self.needs) != (self.critic_targets is not None):
+            raise ValueError('an estimator has critic_targets if it needs "values", and only then')
+
 
 ESTIMATORS: dict[str, Estimator] = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "maxrl": maxrl,
-    "reinforce": reinforce,
-    "reinforce_pp": reinforce_pp,
-    "reward_to_go": reward_to_go,
-    "turn_baseline": turn_baseline,
-    "gae": gae,
-    "gigpo": gigpo,
-    "distill": distill,
-    "none": none,
+    "grpo": Estimator(grpo, compares_attempts=True, zero_for_equal_totals=True),
+    "rloo": Estimator(rloo, compares_attempts=True, zero_for_equal_totals=True),
+    "maxrl": Estimator(maxrl, compares_attempts=True, zero_for_equal_totals=True, takes_negative_totals=False),
+    "reinforce": Estimator(reinforce),
+    "reinforce_pp": Estimator(reinforce_pp, by_token=True),
+    "reward_to_go": Estimator(reward_to_go, compares_attempts=True),
+    "turn_baseline": Estimator(turn_baseline, compares_attempts=True),
+    "gae": Estimator(gae, needs=frozenset({"values"}), by_token=True, critic_targets=critic_targets),
+    "gigpo": Estimator(gigpo, compares_attempts=True),
+    "distill": Estimator(distill, needs=frozenset({"teacher"}), reads_rewards=False),
+    "none": Estimator(none, reads_rewards=False, always_zero=True),
 }
-COMPARE_ATTEMPTS = frozenset({"grpo", "rloo", "maxrl", "reward_to_go", "turn_baseline", "gigpo"})
-"""Estimators that compare the attempts of a group, so that a group of one tells them little or nothing."""
-BY_TOKEN = frozenset({"reinforce_pp", "gae"})
-"""Estimators that tell the tokens of a turn apart and so take a KL charge per token themselves."""
-WITHOUT_REWARD = frozenset({"distill", "none"})
-"""Estimators that look at no reward, so that nothing that is done to rewards reaches them."""
-NEEDS: dict[str, frozenset[str]] = {"gae": frozenset({"values"}), "distill": frozenset({"teacher"})}
-"""Scores that an estimator cannot do without, whatever its settings; those not named here need none."""
-
-
-def needs(name: str, settings: Mapping[str, Any]) -> frozenset[str]:
-    """The scores that an estimator with these settings cannot do without."""
-    of_settings = {"reference"} if settings.get("kl", 0.0) > 0 else set()
-    return NEEDS.get(name, frozenset()) | of_settings

@@ -1,4 +1,4 @@
-"""A charge for diverging from the reference, taken from the rewards before anything is estimated."""
+"""A penalty for diverging from the reference, subtracted from rewards before anything is estimated."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnwise.credit.returns import Scores, log_ratios, timeline
+from turnwise.credit.returns import Scores, log_ratios, make_timeline
 from turnwise.types import Group, Trajectory
 
 
-def charged(groups: Sequence[Group], scores: Scores, kl: float) -> list[Group]:
-    """The same groups, turn by turn, in which every turn is paid `kl` times its tokens' log ratios less.
+def penalise(groups: Sequence[Group], scores: Scores, kl: float) -> list[Group]:
+    """The same groups, in which the reward of every turn is lower by `kl` times the sum of its tokens' log ratios.
 
-    For estimators whose moments are turns or attempts; those that tell tokens apart take `kl` themselves.
+    reward_k - kl sum_t (log policy_t - log reference_t): the k1 estimate of KL(policy || reference), Schulman,
+    "Approximating KL divergence" (2020). For estimators that see turns or whole attempts; those with `by_token` take
+    `kl` themselves and penalise each token.
     """
-    ratios = timeline(groups).by_turn(log_ratios(groups, scores, kl, "of a charge"))
-    charges = iter([kl * float(np.sum(of_turn)) for of_turn in ratios])
-    return [replace(group, trajectories=tuple(less(t, charges) for t in group.trajectories)) for group in groups]
+    ratios = make_timeline(groups).by_turn(log_ratios(groups, scores, kl, "of a charge"))
+    penalties = iter([kl * float(np.sum(of_turn)) for of_turn in ratios])
+    return [
+        replace(group, trajectories=tuple(penalise_turns(t, penalties) for t in group.trajectories)) for group in groups
+    ]
 
 
-def less(trajectory: Trajectory, charges: Iterator[float]) -> Trajectory:
-    """The attempt with its turns charged, in order."""
+def penalise_turns(trajectory: Trajectory, penalties: Iterator[float]) -> Trajectory:
+    """The attempt with a penalty subtracted from each of its turns' rewards, in order."""
     return replace(
-        trajectory, turns=tuple(replace(turn, reward=turn.reward - next(charges)) for turn in trajectory.turns)
+        trajectory, turns=tuple(replace(turn, reward=turn.reward - next(penalties)) for turn in trajectory.turns)
     )

@@ -1,8 +1,8 @@
-"""Time within attempts: their moments in order, what each is paid, and discounted sums over what comes after.
+"""Rewards over time: when each reward of an attempt is paid, and discounted sums of what is paid afterwards.
 
-A moment is an action token, or a turn that has any. A turn without tokens is no moment, because nothing was decided in
-it: what it was paid counts with the last token before it or, where nothing was sampled yet, with the first token after
-it. So nothing is lost, and the pay of an attempt's moments adds up to its total.
+A decision is an action token, or a turn that has any. A turn without tokens is no decision, because the policy chose
+nothing in it: its reward counts with the last token before it or, where nothing was sampled yet, with the first token
+after it. So no reward is lost, and the rewards of an attempt's decisions add up to its total.
 
 Letters: U turns, M turns that have tokens, N action tokens.
 """
@@ -26,30 +26,30 @@ Scores = Mapping[str, Sequence[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
-    """The moments of all attempts, one attempt after another.
+class Decisions:
+    """The decisions of all attempts, one attempt after another: all by token, or all by turn.
 
     Example:
-        Moments(rewards=np.array([0.0, 1.0, 0.5]), goes_on=np.array([True, False, False]))   two moments, then one
+        Decisions(rewards=np.array([0.0, 1.0, 0.5]), has_next=np.array([True, False, False]))   two decisions, then one
     """
 
     rewards: Array
-    """What each moment is paid."""
-    goes_on: NDArray[np.bool_]
-    """Whether its attempt has another moment."""
+    """What each decision is paid."""
+    has_next: NDArray[np.bool_]
+    """Whether another decision of the same attempt follows."""
 
-    def next(self, values: Array) -> Array:
-        """The value of the moment after each; 0 after an attempt's last."""
-        return np.where(self.goes_on, np.roll(values, -1), 0.0)
+    def next_values(self, values: Array) -> Array:
+        """The value of the decision after each; 0 after an attempt's last."""
+        return np.where(self.has_next, np.roll(values, -1), 0.0)
 
-    def discounted(self, values: Array, factor: float) -> Array:
+    def discounted_sums(self, values: Array, factor: float) -> Array:
         """values[i] + factor * values[i + 1] + factor**2 * values[i + 2] ..., to the end of the attempt.
 
-        By doubling: pass j adds to each moment the sum that begins 2**j moments later. That is log n passes of numpy,
-        without the division by powers of the factor that overflows in long attempts.
+        By doubling: pass j adds to each decision the sum that begins 2**j decisions later. That is log n passes of
+        numpy, without the division by powers of the factor that overflows in long attempts.
         """
         sums = np.array(values, np.float64)
-        decay = factor * self.goes_on
+        decay = factor * self.has_next
         distance = 1
         while decay.any():
             sums[:-distance] += decay[:-distance] * sums[distance:]
@@ -63,21 +63,21 @@ class Timeline:
     """The turns of a step that have tokens, in the order of `turns_of(groups)`, and what is paid in them.
 
     Example:
-        timeline(groups).turns.rewards
+        make_timeline(groups).turns.rewards
     """
 
     sizes: NDArray[np.int64]
-    """[U] action tokens of every turn, of those without any too."""
+    """[U] action tokens of every turn, also of those without any."""
     groups: NDArray[np.int64]
-    """[M] which group of the step."""
+    """[M] index of the group in the step."""
     attempts: NDArray[np.int64]
-    """[M] which attempt of the step."""
-    places: NDArray[np.int64]
+    """[M] index of the attempt in the step."""
+    turn_indices: NDArray[np.int64]
     """[M] how many turns of the attempt that have tokens came before."""
-    early: Array
-    """[M] paid before anything was sampled: counts with the first token."""
-    late: Array
-    """[M] counts with the last token."""
+    paid_first: Array
+    """[M] paid before anything was sampled: counts with the turn's first token."""
+    paid_last: Array
+    """[M] counts with the turn's last token."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -85,28 +85,28 @@ class Timeline:
         return self.sizes[self.sizes > 0]
 
     @property
-    def turns(self) -> Moments:
-        """Turns that have tokens as moments."""
+    def turns(self) -> Decisions:
+        """The decisions by turn."""
         last = np.append(self.attempts[1:] != self.attempts[:-1], True)[: len(self.attempts)]
-        return Moments(self.early + self.late, ~last)
+        return Decisions(self.paid_first + self.paid_last, ~last)
 
     @property
-    def tokens(self) -> Moments:
-        """Action tokens as moments."""
+    def tokens(self) -> Decisions:
+        """The decisions by token."""
         ends = np.cumsum(self.lengths)
         size = int(self.lengths.sum())
-        rewards, goes_on = np.zeros(size), np.ones(size, bool)
-        rewards[ends - self.lengths] += self.early
-        rewards[ends - 1] += self.late
-        goes_on[ends - 1] = self.turns.goes_on
-        return Moments(rewards, goes_on)
+        rewards, has_next = np.zeros(size), np.ones(size, bool)
+        rewards[ends - self.lengths] += self.paid_first
+        rewards[ends - 1] += self.paid_last
+        has_next[ends - 1] = self.turns.has_next
+        return Decisions(rewards, has_next)
 
     def first_tokens(self, values: Array) -> Array:
         """[M] of [N]: the value at the first token of each turn."""
         first: Array = values[np.cumsum(self.lengths) - self.lengths]
         return first
 
-    def sums(self, values: Array) -> Array:
+    def turn_sums(self, values: Array) -> Array:
         """[M] of [N]: the sum over each turn's tokens."""
         edges = np.cumsum(self.lengths) - self.lengths
         return np.add.reduceat(values, edges) if len(edges) else values
@@ -121,81 +121,72 @@ class Timeline:
         return [values[start:end] for start, end in pairwise(edges)]
 
 
-def timeline(groups: Sequence[Group]) -> Timeline:
+def make_timeline(groups: Sequence[Group]) -> Timeline:
     """The turns of a step that have tokens, with every reward and outcome of their attempts."""
     rows: list[tuple[int, int, int, float, float]] = []
     attempt = 0
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         for trajectory in group.trajectories:
-            paid = payments(trajectory)
-            rows.extend((place, attempt, turn, early, late) for turn, (early, late) in enumerate(paid))
+            payments = turn_payments(trajectory)
+            rows.extend((index, attempt, turn, first, last) for turn, (first, last) in enumerate(payments))
             attempt += 1
     table = np.array(rows, np.float64).reshape(-1, 5)
-    whole = table[:, :3].astype(np.int64)
+    indices = table[:, :3].astype(np.int64)
     sizes = np.array([len(turn.action) for turn in turns_of(groups)], np.int64)
-    return Timeline(sizes, whole[:, 0], whole[:, 1], whole[:, 2], table[:, 3], table[:, 4])
+    return Timeline(sizes, indices[:, 0], indices[:, 1], indices[:, 2], table[:, 3], table[:, 4])
 
 
-def payments(trajectory: Trajectory) -> list[tuple[float, float]]:
-    """(early, late) pay of each turn that has tokens; the outcome comes with the last of them."""
+def turn_payments(trajectory: Trajectory) -> list[tuple[float, float]]:
+    """(paid with the first token, paid with the last) of each turn that has tokens; the outcome is paid at the end."""
     before = 0.0
-    paid: list[tuple[float, float]] = []
+    payments: list[tuple[float, float]] = []
     for turn in trajectory.turns:
         if len(turn.action):
-            paid.append((0.0 if paid else before, turn.reward))
-        elif paid:
-            paid[-1] = (paid[-1][0], paid[-1][1] + turn.reward)
+            payments.append((0.0 if payments else before, turn.reward))
+        elif payments:
+            payments[-1] = (payments[-1][0], payments[-1][1] + turn.reward)
         else:
             before += turn.reward
-    if paid:
-        paid[-1] = (paid[-1][0], paid[-1][1] + trajectory.outcome)
-    return paid
+    if payments:
+        payments[-1] = (payments[-1][0], payments[-1][1] + trajectory.outcome)
+    return payments
 
 
-def scored(groups: Sequence[Group], scores: Scores, name: str, who: str) -> Array:
-    """[N] a score of every action token; a one-line ValueError where nobody has scored it."""
+def read_scores(groups: Sequence[Group], scores: Scores, name: str, reader: str) -> Array:
+    """[N] a score of every action token; a one-line ValueError if it was not computed."""
     turns = list(turns_of(groups))
     if not turns:
         return np.zeros(0)
     if name not in scores:
-        raise ValueError(f'credit {who} needs scores["{name}"]: one number per action token; have them scored')
+        raise ValueError(f'credit {reader} needs scores["{name}"]: one number per action token; have them scored')
     assert [len(values) for values in scores[name]] == [len(turn.action) for turn in turns], name
-    return joined(scores[name])
+    return concatenate(scores[name])
 
 
-def policy_logprobs(groups: Sequence[Group], scores: Scores, who: str) -> Array:
-    """[N] logprobs of the policy before the step: as scored, or as the engine recorded them where nothing was."""
+def policy_logprobs(groups: Sequence[Group], scores: Scores, reader: str) -> Array:
+    """[N] logprobs of the policy before the step: as scored, else as the engine recorded them."""
     if "old" in scores:
-        return scored(groups, scores, "old", who)
-    logprobs = joined([turn.logprobs for turn in turns_of(groups)])
+        return read_scores(groups, scores, "old", reader)
+    logprobs = concatenate([turn.logprobs for turn in turns_of(groups)])
     if np.isnan(logprobs).any():
         raise ValueError(
-            f'credit {who} reads logprobs of the engine, and some are NaN, as in demonstrations; give it scores["old"]'
+            f"credit {reader} reads logprobs of the engine, and some are NaN, as in demonstrations; "
+            'give it scores["old"]'
         )
     return logprobs
 
 
-def log_ratios(groups: Sequence[Group], scores: Scores, kl: float, who: str) -> Array:
-    """[N] how much likelier each token is to the policy than to the reference, in logprobs: the k1 estimate of their
-    divergence. Zero, without looking at scores, where `kl` is."""
+def log_ratios(groups: Sequence[Group], scores: Scores, kl: float, reader: str) -> Array:
+    """[N] log policy - log reference of each token: the k1 estimate of KL(policy || reference).
+
+    Zero, without reading any scores, if `kl` is zero. k1: Schulman, "Approximating KL divergence" (2020).
+    """
     if not kl:
         return np.zeros(sum(len(turn.action) for turn in turns_of(groups)))
-    reference = scored(groups, scores, "reference", f"{who} with kl")
-    return policy_logprobs(groups, scores, f"{who} with kl") - reference
+    reference = read_scores(groups, scores, "reference", f"{reader} with kl")
+    return policy_logprobs(groups, scores, f"{reader} with kl") - reference
 
 
-def joined(arrays: Iterable[NDArray[np.float32]]) -> Array:
+def concatenate(arrays: Iterable[NDArray[np.float32]]) -> Array:
+    """One float64 array of all values, also of no arrays at all."""
     return np.concatenate([np.zeros(0), *arrays]).astype(np.float64)
-
-
-def check_fraction(who: str, **settings: float) -> None:
-    """Refuse a setting outside of 0 to 1."""
-    for name, value in settings.items():
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"credit {who}: {name} must be between 0 and 1 (got {value!r})")
-
-
-def check_not_negative(who: str, **settings: float) -> None:
-    for name, value in settings.items():
-        if not 0.0 <= value < np.inf:
-            raise ValueError(f"credit {who}: {name} must be 0 or more (got {value!r})")

@@ -1,4 +1,4 @@
-"""Scope: what a sequence is where a ratio is one of a sequence. Said by name, so that no layout can decide it.
+"""Scope: which tokens form a sequence, where a ratio is one of a sequence. A recipe names it, so no layout decides it.
 
 A turn is one model call; a trajectory is all turns of an attempt, whatever its prompts kept of each other.
 """
@@ -11,15 +11,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.credit.returns import Array, Credit, joined
+from turnwise.credit.returns import Array, Credit, concatenate
 from turnwise.types import Group, turns_of
 
 Scope = Literal["turn", "trajectory"]
 PerTurn = Sequence[NDArray[Any]]
+"""One array per turn of `turns_of(groups)`, one value or row per action token."""
 Anchor = Callable[[Sequence[Group], PerTurn, Callable[[], PerTurn]], PerTurn]
-"""(groups, old logprobs, a function that scores the present ones) -> what a loss shall compare the policy with."""
+"""(groups, old logprobs, a function that scores the present ones) -> the logprobs a loss compares the policy with."""
 
 LOG_RATIO_LIMIT = 20.0
+"""Log ratios are clamped to this size before they are exponentiated, so that no ratio overflows."""
 
 
 class Sequences:
@@ -36,17 +38,17 @@ class Sequences:
         counts = [len(trajectory.turns) for group in groups for trajectory in group.trajectories]
         of_turn = np.arange(len(self.sizes)) if scope == "turn" else np.repeat(np.arange(len(counts)), counts)
         self.of_token = np.repeat(of_turn, self.sizes)
-        """[N] which sequence."""
+        """[N] index of the token's sequence."""
 
     def sum(self, values: Array) -> Array:
-        """[N] of [N]: each token's sequence's sum."""
+        """[N] of [N]: the sum over each token's sequence."""
         if len(values) == 0:
             return values
         sums: Array = np.bincount(self.of_token, values).astype(np.float64)
         return sums[self.of_token]
 
     def mean(self, values: Array, counted: Array | None = None) -> Array:
-        """[N] of [N]: each token's sequence's mean over the tokens that are counted; 0 where none is."""
+        """[N] of [N]: the mean over the counted tokens of each token's sequence; 0 if none is counted."""
         counted = np.ones(len(values)) if counted is None else counted
         return self.sum(values * counted) / np.maximum(self.sum(counted), 1.0)
 
@@ -55,21 +57,24 @@ class Sequences:
         return np.split(values, np.cumsum(self.sizes)[:-1]) if len(self.sizes) else []
 
 
-def of_tokens(groups: Sequence[Group], old: PerTurn, now: Callable[[], PerTurn]) -> PerTurn:
+def anchor_tokens(groups: Sequence[Group], old: PerTurn, score_now: Callable[[], PerTurn]) -> PerTurn:
     """Every token is compared with its own old logprob."""
     return old
 
 
-def of_sequences(groups: Sequence[Group], old: PerTurn, now: Callable[[], PerTurn], *, scope: Scope) -> PerTurn:
-    """Anchors against which each token's ratio is that of its sequence: the geometric mean of the tokens' ratios.
+def anchor_sequences(
+    groups: Sequence[Group], old: PerTurn, score_now: Callable[[], PerTurn], *, scope: Scope
+) -> PerTurn:
+    """Anchors that make each token's ratio that of its sequence: the geometric mean of the tokens' ratios.
 
-    The ratio is a constant, computed before the gradient passes from logprobs scored without one; the gradient goes
-    through the token's own logprob. A cut or a rank boundary through a sequence then changes nothing.
+    anchor_t = now_t - mean over the sequence of (now - old), so that exp(logprob_t - anchor_t) is GSPO's sequence ratio
+    (arXiv 2507.18071). The ratio is a constant, computed before the gradient passes from logprobs scored without one;
+    the gradient goes through the token's own logprob. A cut or a rank boundary through a sequence changes nothing.
     """
-    present = now()
-    if present is old:  # nothing has moved since the old logprobs were scored: every ratio is 1
+    now = score_now()
+    if now is old:  # the weights have not changed since the old logprobs were scored: every ratio is 1
         return old
     sequences = Sequences(groups, scope)
-    new, before = joined(present), joined(old)
+    new, before = concatenate(now), concatenate(old)
     ratio = sequences.mean(np.clip(new - before, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     return sequences.by_turn(new - ratio)

@@ -1,5 +1,7 @@
-"""Estimators that tell the moments of an attempt apart: by turn, or by token. They work on turns because they see whole
-trajectories; a turn's tokens are followed by those of the next turn, whatever its prompt kept of them.
+"""Estimators that give the decisions of an attempt different advantages: by turn, or by token.
+
+They see whole trajectories: a turn's tokens are followed by those of the next turn, whatever its prompt kept of them.
+Letters: M turns that have tokens, N action tokens; G_k the discounted reward from turn k on, outcome included.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from numpy.typing import NDArray
 from turnwise.credit.returns import (
     Array,
     Credit,
-    Moments,
+    Decisions,
     Scores,
     Timeline,
-    check_fraction,
-    check_not_negative,
     log_ratios,
-    scored,
-    timeline,
+    make_timeline,
+    read_scores,
 )
+from turnwise.credit.settings import check_fraction, check_not_negative
 from turnwise.credit.totals import against_others, group_means, grpo, standardise
 from turnwise.types import Group
 
@@ -30,55 +31,70 @@ from turnwise.types import Group
 def reinforce_pp(
     groups: Sequence[Group], scores: Scores, *, gamma: float = 1.0, baseline: bool = False, kl: float = 0.0
 ) -> Credit:
-    """Discounted pay from each token on, whitened over the step's tokens; `baseline` subtracts the group's mean total
-    first, `kl` charges every token that times its log ratio to the reference.
+    """The discounted reward from each token on, whitened over the step's tokens; `baseline` first subtracts the group's
+    mean total, `kl` first subtracts that times each token's log ratio to the reference.
 
-    The mean total is subtracted from what follows a token, not from the outcome: discounted by the length of the
-    attempt it would depend on the action.
+    A_t = whiten(sum_{s >= t} gamma^(s - t) (reward_s - kl log(policy_s / reference_s)) - baseline).
+    REINFORCE++ and REINFORCE++-baseline, arXiv 2501.03262. Whitening assumes that all tasks of a step are of one scale.
+    The mean total is subtracted from the return of a token, not from the outcome: discounted over the attempt's length,
+    the baseline would depend on the action.
     """
-    check_fraction("reinforce_pp", gamma=gamma)
-    check_not_negative("reinforce_pp", kl=kl)
-    time = timeline(groups)
-    tokens = time.tokens
-    returns = tokens.discounted(tokens.rewards - kl * log_ratios(groups, scores, kl, "reinforce_pp"), gamma)
+    check_fraction("credit reinforce_pp: gamma", gamma)
+    check_not_negative("credit reinforce_pp: kl", kl)
+    timeline = make_timeline(groups)
+    tokens = timeline.tokens
+    rewards = tokens.rewards - kl * log_ratios(groups, scores, kl, "reinforce_pp")
+    returns = tokens.discounted_sums(rewards, gamma)
     if baseline:
-        returns = returns - time.on_tokens(group_means(groups)[time.groups])
-    return time.by_turn(standardise(returns))
+        returns = returns - timeline.on_tokens(group_means(groups)[timeline.groups])
+    return timeline.by_turn(standardise(returns))
 
 
 def reward_to_go(groups: Sequence[Group], scores: Scores, *, gamma: float = 1.0) -> Credit:
-    """Discounted pay from each turn on, against the group's mean total."""
-    check_fraction("reward_to_go", gamma=gamma)
-    time = timeline(groups)
-    return time.by_turn(time.on_tokens(returns_of(time, gamma) - group_means(groups)[time.groups]))
+    """The discounted reward from each turn on, minus the group's mean total.
+
+    A_k = G_k - mean over the group of R. Assumes that what an attempt earned before turn k is small: the baseline is
+    that of the first turn, so later turns of attempts that were paid early get lower advantages.
+    """
+    check_fraction("credit reward_to_go: gamma", gamma)
+    timeline = make_timeline(groups)
+    advantages = turn_returns(timeline, gamma) - group_means(groups)[timeline.groups]
+    return timeline.by_turn(timeline.on_tokens(advantages))
 
 
 def turn_baseline(groups: Sequence[Group], scores: Scores, *, gamma: float = 1.0) -> Credit:
-    """Discounted pay from each turn on, against the mean of it over the group's other attempts that reached the turn.
+    """The discounted reward from each turn on, minus its mean over the group's other attempts that reached the turn.
 
-    Leaving the attempt itself out, and not dividing by a deviation, is what keeps the gradient unbiased where the
-    policy decides how many turns there are: see credit/bias.py. Nobody to compare with is a baseline of 0, not a
-    credit of 0, for the same reason.
+    A_k = G_k - mean of G_k over the others with a turn k; the baseline is 0 if there are no others. RLOO (arXiv
+    2402.14740) for each turn index. Leaving the attempt itself out, and dividing by no deviation, keeps the gradient
+    unbiased where the policy decides how many turns there are (tests/credit/bias.py). For the same reason a lone
+    attempt has a baseline of 0 and not an advantage of 0.
     """
-    check_fraction("turn_baseline", gamma=gamma)
-    time = timeline(groups)
-    advantages = returns_of(time, gamma)
-    for alike in alike_of(list(zip(time.groups.tolist(), time.places.tolist(), strict=True))):
-        advantages[alike] = against_others(advantages[alike])
-    return time.by_turn(time.on_tokens(advantages))
+    check_fraction("credit turn_baseline: gamma", gamma)
+    timeline = make_timeline(groups)
+    advantages = turn_returns(timeline, gamma)
+    same_turn = zip(timeline.groups.tolist(), timeline.turn_indices.tolist(), strict=True)
+    for indices in group_by(list(same_turn)):
+        advantages[indices] = against_others(advantages[indices])
+    return timeline.by_turn(timeline.on_tokens(advantages))
 
 
 def gigpo(groups: Sequence[Group], scores: Scores, *, gamma: float = 0.95, weight: float = 1.0) -> Credit:
-    """The advantage of grpo, plus `weight` times the discounted pay from each turn on, standardised among the turns of
-    the group that were shown the same messages last."""
-    check_fraction("gigpo", gamma=gamma)
-    check_not_negative("gigpo", weight=weight)
-    time = timeline(groups)
-    advantages = returns_of(time, gamma)
-    for alike in alike_of(shown(groups)):
-        advantages[alike] = standardise(advantages[alike])
-    by_turn = time.by_turn(time.on_tokens(weight * advantages))
-    return [whole + own for whole, own in zip(grpo(groups, scores), by_turn, strict=True)]
+    """The advantage of grpo, plus `weight` times the discounted reward from each turn on, standardised among the turns
+    of the group with the same last observation.
+
+    A_k = (R - mean R) / std R + weight (G_k - mean G) / std G, the second over turns with equal observations.
+    GiGPO, arXiv 2505.10978; equal last observations stand for its anchor states. Assumes that environments give the
+    same text in the same state. A turn whose observation is unique gets only the first part.
+    """
+    check_fraction("credit gigpo: gamma", gamma)
+    check_not_negative("credit gigpo: weight", weight)
+    timeline = make_timeline(groups)
+    advantages = turn_returns(timeline, gamma)
+    for indices in group_by(last_observations(groups)):
+        advantages[indices] = standardise(advantages[indices])
+    of_turns = timeline.by_turn(timeline.on_tokens(weight * advantages))
+    return [of_attempt + of_turn for of_attempt, of_turn in zip(grpo(groups, scores), of_turns, strict=True)]
 
 
 def gae(
@@ -92,15 +108,16 @@ def gae(
     kl: float = 0.0,
 ) -> Credit:
     """Generalised advantages from a critic's values, by token or one per turn; whitened over the step's tokens. `kl`
-    charges every token that times its log ratio to the reference.
+    subtracts that times each token's log ratio to the reference from its reward.
 
-    The value after a turn's last token is that of the next turn's own prompt, and 0 after the last turn, also where
-    the attempt was cut short.
+    A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = reward_t + gamma V_{t+1} - V_t. arXiv 1506.02438.
+    Assumes a critic that has learned: with lam < 1 its errors bias the advantages. The value after a turn's last token
+    is that of the next turn's prompt, and 0 after the last turn, also where the attempt was cut short.
     """
-    time, moments, values = valued(groups, scores, unit, kl)
-    advantages = generalised(moments, values, gamma, lam)
-    on_tokens = time.on_tokens(advantages) if unit == "turn" else advantages
-    return time.by_turn(standardise(on_tokens) if whiten else on_tokens)
+    timeline, decisions, values = with_values(groups, scores, unit, kl)
+    advantages = generalised_advantages(decisions, values, gamma, lam)
+    on_tokens = timeline.on_tokens(advantages) if unit == "turn" else advantages
+    return timeline.by_turn(standardise(on_tokens) if whiten else on_tokens)
 
 
 def critic_targets(
@@ -112,57 +129,60 @@ def critic_targets(
     unit: Literal["token", "turn"] = "token",
     kl: float = 0.0,
 ) -> Credit:
-    """What a critic shall learn: gae's advantage before whitening, plus the value it was measured from.
+    """What a critic learns: gae's advantage before whitening, plus the value it was measured from.
 
-    By turn that value is the prompt's, and the sum is the target of every token of the turn: no time passes within one.
+    target_t = A_t + V_t, the lambda-return (arXiv 1506.02438). By turn, V is the value of the prompt, and the sum is
+    the target of every token of the turn: no time passes within one.
     """
-    time, moments, values = valued(groups, scores, unit, kl)
-    targets = generalised(moments, values, gamma, lam) + values
-    return time.by_turn(time.on_tokens(targets) if unit == "turn" else targets)
+    timeline, decisions, values = with_values(groups, scores, unit, kl)
+    targets = generalised_advantages(decisions, values, gamma, lam) + values
+    return timeline.by_turn(timeline.on_tokens(targets) if unit == "turn" else targets)
 
 
-def valued(groups: Sequence[Group], scores: Scores, unit: str, kl: float) -> tuple[Timeline, Moments, Array]:
-    """The moments of the unit, charged for the divergence from the reference, and the critic's value before each."""
+def with_values(groups: Sequence[Group], scores: Scores, unit: str, kl: float) -> tuple[Timeline, Decisions, Array]:
+    """(timeline, decisions of the unit with a KL penalty on their rewards, the critic's value before each)."""
     if unit not in ("token", "turn"):
         raise ValueError(f'credit gae: unit must be "token" or "turn" (got {unit!r})')
-    check_not_negative("gae", kl=kl)
-    time = timeline(groups)
-    values = scored(groups, scores, "values", "gae")
-    charges = kl * log_ratios(groups, scores, kl, "gae")
+    check_not_negative("credit gae: kl", kl)
+    timeline = make_timeline(groups)
+    values = read_scores(groups, scores, "values", "gae")
+    penalties = kl * log_ratios(groups, scores, kl, "gae")
     if unit == "turn":
-        turns = time.turns
-        return time, replace(turns, rewards=turns.rewards - time.sums(charges)), time.first_tokens(values)
-    tokens = time.tokens
-    return time, replace(tokens, rewards=tokens.rewards - charges), values
+        turns = timeline.turns
+        penalised = replace(turns, rewards=turns.rewards - timeline.turn_sums(penalties))
+        return timeline, penalised, timeline.first_tokens(values)
+    tokens = timeline.tokens
+    return timeline, replace(tokens, rewards=tokens.rewards - penalties), values
 
 
-def generalised(moments: Moments, values: Array, gamma: float, lam: float) -> Array:
+def generalised_advantages(decisions: Decisions, values: Array, gamma: float, lam: float) -> Array:
     """Discounted sums of temporal differences."""
-    check_fraction("gae", gamma=gamma, lam=lam)
-    surprise = moments.rewards + gamma * moments.next(values) - values
-    return moments.discounted(surprise, gamma * lam)
+    check_fraction("credit gae: gamma", gamma)
+    check_fraction("credit gae: lam", lam)
+    differences = decisions.rewards + gamma * decisions.next_values(values) - values
+    return decisions.discounted_sums(differences, gamma * lam)
 
 
-def returns_of(time: Timeline, gamma: float) -> Array:
-    """[M] discounted pay from each turn on, outcome included."""
-    turns = time.turns
-    return turns.discounted(turns.rewards, gamma)
+def turn_returns(timeline: Timeline, gamma: float) -> Array:
+    """[M] the discounted reward from each turn on, outcome included."""
+    turns = timeline.turns
+    return turns.discounted_sums(turns.rewards, gamma)
 
 
-def shown(groups: Sequence[Group]) -> list[Hashable]:
-    """[M] what each turn was shown last: the messages heard after the turn before it, for a first turn the task."""
+def last_observations(groups: Sequence[Group]) -> list[Hashable]:
+    """[M] (group, what the policy saw last before each turn): the messages after the turn before, at first the task."""
     return [
-        (place, trajectory.turns[number - 1].heard if number else group.task.id)
-        for place, group in enumerate(groups)
+        (index, trajectory.turns[number - 1].heard if number else group.task.id)
+        for index, group in enumerate(groups)
         for trajectory in group.trajectories
         for number, turn in enumerate(trajectory.turns)
         if len(turn.action)
     ]
 
 
-def alike_of(keys: Sequence[Hashable]) -> list[NDArray[np.int64]]:
-    """The places of each key."""
-    places: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
-    return [np.array(found, np.int64) for found in places.values()]
+def group_by(keys: Sequence[Hashable]) -> list[NDArray[np.int64]]:
+    """The indices of each key, in the order in which the keys first occur."""
+    indices: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        indices.setdefault(key, []).append(index)
+    return [np.array(of_key, np.int64) for of_key in indices.values()]

@@ -1,7 +1,7 @@
 """Estimators that give a whole attempt one advantage, from its total and those it is compared with.
 
-Statistics are over trajectories, so that a ten-turn attempt counts once, and in float64; attempts whose totals are all
-equal get exactly zero.
+Statistics are over trajectories, so a ten-turn attempt counts once, and in float64; attempts whose totals are all equal
+get exactly zero. R is the total of an attempt: all of its rewards and its outcome.
 """
 
 from __future__ import annotations
@@ -17,17 +17,30 @@ EPSILON = 1e-6
 
 
 def grpo(groups: Sequence[Group], scores: Scores, *, norm_by_std: bool = True) -> Credit:
-    """Totals against the group's mean, in units of its standard deviation; without them it is Dr. GRPO's."""
-    return spread(groups, [standardise(t) if norm_by_std else centre(t) for t in totals_of(groups)])
+    """Totals minus the group's mean, divided by its standard deviation; without `norm_by_std` only centred.
+
+    A = (R - mean R) / (std R + 1e-6), std unbiased. GRPO, arXiv 2402.03300. Without the deviation it is Dr. GRPO, arXiv
+    2503.20783, which shows that dividing favours tasks that are solved nearly always or hardly ever. Assumes groups of
+    two or more attempts; a group of one gets 0.
+    """
+    return on_tokens(groups, [standardise(t) if norm_by_std else centre(t) for t in totals_of(groups)])
 
 
 def rloo(groups: Sequence[Group], scores: Scores) -> Credit:
-    """Totals against the mean of the group's other attempts."""
-    return spread(groups, [against_others(t) if len(t) > 1 else np.zeros_like(t) for t in totals_of(groups)])
+    """Totals minus the mean of the group's other attempts.
+
+    A_i = R_i - mean_{j != i} R_j. RLOO, arXiv 2402.14740. The baseline does not depend on the attempt itself, so the
+    gradient is unbiased. Assumes groups of two or more attempts; a group of one gets 0.
+    """
+    return on_tokens(groups, [against_others(t) if len(t) > 1 else np.zeros_like(t) for t in totals_of(groups)])
 
 
 def maxrl(groups: Sequence[Group], scores: Scores) -> Credit:
-    """Totals against the group's mean, in units of that mean; for totals of 0 or more."""
+    """Totals minus the group's mean, divided by that mean; for totals of 0 or more.
+
+    A = (R - mean R) / (mean R + 1e-6). MaxRL, arXiv 2602.02710: with totals of 0 and 1 it approximates the gradient of
+    the log probability of success, so rare successes count more. Refuses negative totals.
+    """
     advantages = []
     for group, totals in zip(groups, totals_of(groups), strict=True):
         if len(totals) and totals.min() < 0.0:
@@ -36,15 +49,19 @@ def maxrl(groups: Sequence[Group], scores: Scores) -> Credit:
                 f"{totals.min():g}; raise its rewards, or use credit grpo"
             )
         advantages.append(centre(totals) / (totals.mean() + EPSILON) if len(totals) else totals)
-    return spread(groups, advantages)
+    return on_tokens(groups, advantages)
 
 
 def reinforce(groups: Sequence[Group], scores: Scores) -> Credit:
-    """Totals against the mean of all other trajectories of the step; a lone one keeps its total."""
+    """Totals minus the mean of all other trajectories of the step; a lone one keeps its total.
+
+    A_i = R_i - mean_{j != i} R_j, j over the step. REINFORCE (Williams 1992) with a leave-one-out baseline. Assumes
+    that tasks pay alike: otherwise the advantage also says how easy the task was.
+    """
     totals = totals_of(groups)
-    everything = against_others(np.concatenate([np.zeros(0), *totals]))
+    advantages = against_others(np.concatenate([np.zeros(0), *totals]))
     ends = np.cumsum([len(of_group) for of_group in totals])
-    return spread(groups, [everything[end - len(t) : end] for end, t in zip(ends, totals, strict=True)])
+    return on_tokens(groups, [advantages[end - len(t) : end] for end, t in zip(ends, totals, strict=True)])
 
 
 def totals_of(groups: Sequence[Group]) -> list[Array]:
@@ -70,17 +87,17 @@ def centre(values: Array) -> Array:
 
 
 def standardise(values: Array) -> Array:
-    """Centred values in units of their unbiased standard deviation; a lone one is 0."""
+    """Centred values divided by their unbiased standard deviation; a lone one is 0."""
     return centre(values) / (values.std(ddof=1) + EPSILON) if len(values) > 1 else np.zeros_like(values)
 
 
 def against_others(values: Array) -> Array:
-    """Each value minus the mean of the others, which is 0 where there are none."""
+    """Each value minus the mean of the others, which is 0 if there are none."""
     n = len(values)
     return centre(values) * (n / (n - 1)) if n > 1 else values
 
 
-def spread(groups: Sequence[Group], advantages: Sequence[Array]) -> Credit:
+def on_tokens(groups: Sequence[Group], advantages: Sequence[Array]) -> Credit:
     """Each trajectory's advantage on every action token of every one of its turns."""
     return [
         np.full(len(turn.action), advantage)

@@ -1,5 +1,5 @@
-"""What becomes of attempts that were cut short: ended as too_many_turns, too_long or observation_too_large. They are
-real outcomes and stay in the statistics of their group either way.
+"""What a recipe can do with attempts that were cut short (`rollout.truncated`): those that ended as too_many_turns,
+too_long or observation_too_large. They are real outcomes and always stay in the statistics of their group.
 """
 
 from __future__ import annotations
@@ -9,26 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from turnwise.credit.weighting import Weighting, Weights
+from turnwise.credit.weighting import TokenWeights, WeighTokens
 from turnwise.types import Group, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """How a run treats attempts that were cut short.
-
-    Example:
-        TRUNCATIONS["mask"].weigh(token_mean)(groups)
-    """
-
-    pay: Callable[[Sequence[Group]], Sequence[Group]]
-    """The groups as estimators and filters shall see them."""
-    weigh: Callable[[Weighting], Weighting]
-    """The weighting as the loss shall use it."""
-
-
-def is_truncated(trajectory: Trajectory) -> bool:
-    return trajectory.status.cut_short
 
 
 def as_paid(groups: Sequence[Group]) -> Sequence[Group]:
@@ -36,8 +18,33 @@ def as_paid(groups: Sequence[Group]) -> Sequence[Group]:
     return groups
 
 
-def zeroed(groups: Sequence[Group]) -> list[Group]:
-    """The same groups, turn by turn, in which no truncated attempt was paid anything."""
+def as_weighed(weigh: WeighTokens) -> WeighTokens:
+    """The same weighting: truncated attempts train."""
+    return weigh
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A way to treat attempts that were cut short.
+
+    Example:
+        TRUNCATIONS["mask"].weigh(token_mean)(groups)
+    """
+
+    pay: Callable[[Sequence[Group]], Sequence[Group]] = as_paid
+    """Changes the groups before filters and estimators see them."""
+    weigh: Callable[[WeighTokens], WeighTokens] = as_weighed
+    """Changes the weighting before the loss uses it."""
+    changes_rewards: bool = False
+    """`pay` changes rewards, so estimators that read none would ignore it."""
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    return trajectory.status.cut_short
+
+
+def zero_rewards(groups: Sequence[Group]) -> list[Group]:
+    """The same groups, turn by turn, in which truncated attempts are paid nothing."""
     return [
         replace(group, trajectories=tuple(unpaid(t) if is_truncated(t) else t for t in group.trajectories))
         for group in groups
@@ -49,21 +56,16 @@ def unpaid(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=tuple(replace(turn, reward=0.0) for turn in trajectory.turns), outcome=0.0)
 
 
-def as_weighed(weigh: Weighting) -> Weighting:
-    """The same weighting: truncated attempts train."""
-    return weigh
+def mask_truncated(weigh: WeighTokens) -> WeighTokens:
+    """The weighting of the other attempts as if truncated ones were not there; tokens of those weigh 0."""
 
-
-def masked(weigh: Weighting) -> Weighting:
-    """The weighting of the other attempts as if truncated ones were not there; those weigh 0, in their places."""
-
-    def weigh_whole_attempts(groups: Sequence[Group]) -> Weights:
+    def weigh_whole_attempts(groups: Sequence[Group]) -> TokenWeights:
         whole = [
             replace(group, trajectories=tuple(t for t in group.trajectories if not is_truncated(t))) for group in groups
         ]
-        weights = iter(weigh(whole))
+        token_weights = iter(weigh(whole))
         return [
-            np.zeros(len(turn.action)) if is_truncated(trajectory) else next(weights)
+            np.zeros(len(turn.action)) if is_truncated(trajectory) else next(token_weights)
             for group in groups
             for trajectory in group.trajectories
             for turn in trajectory.turns
@@ -73,7 +75,7 @@ def masked(weigh: Weighting) -> Weighting:
 
 
 TRUNCATIONS: dict[str, Truncation] = {
-    "train": Truncation(as_paid, as_weighed),
-    "mask": Truncation(as_paid, masked),
-    "zero": Truncation(zeroed, as_weighed),
+    "train": Truncation(),
+    "mask": Truncation(weigh=mask_truncated),
+    "zero": Truncation(pay=zero_rewards, changes_rewards=True),
 }

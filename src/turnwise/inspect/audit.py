@@ -19,7 +19,7 @@ from turnwise.assemble import objective as choices
 from turnwise.assemble.learner import LAYOUTS, policy_of, rl_learner
 from turnwise.assemble.model import renderer_of
 from turnwise.assemble.run import settings_of
-from turnwise.credit.estimators import NEEDS
+from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.scope import PerTurn
 from turnwise.inspect.recorded_run import Past
 from turnwise.learn.learner import Learner
@@ -190,7 +190,7 @@ class CheckCredit:
 def scores_for_credit(recipe: Recipe) -> frozenset[str]:
     """What models have to say before credit can be computed."""
     of_charge = choices.needs(recipe) & {"reference", "old"} if choices.charges_kl(recipe) else frozenset()
-    return NEEDS.get(recipe.credit.name, frozenset()) | of_charge
+    return ESTIMATORS[recipe.credit.name].needs | of_charge
 
 
 class Asked:

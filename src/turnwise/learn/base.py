@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.plan import Plan
-
-PerTurn = Sequence[NDArray[Any]]
 
 
 class AnyLearner(Protocol):

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
-from turnwise.learn.terms import counted, means_of
+from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan, Stretch
 
-PerTurn = Sequence[NDArray[Any]]
 FOLDER = "critic"
 
 
@@ -75,7 +74,7 @@ class Critic:
         for plan in plans:
             told = {"target": plan.gather(targets), "weight": plan.gather(weights), "old": plan.gather(old)}
             for picked, *found in self.model.passes(plan):
-                here, (values, _) = counted(self.model, told, picked, found)
+                here, (values, _) = drop_unweighted(self.model, told, picked, found)
                 terms, clipped = squared_error(values, here["target"], here["old"], self.clip)
                 total = (terms * here["weight"]).sum()
                 total.backward()
@@ -86,7 +85,7 @@ class Critic:
         sums = reduce(sums)
         stepped = self.stepper.step(math.isfinite(sums["critic/loss"]), idle=not sums["weight"])
         return {
-            **means_of(sums, "critic/loss"),
+            **weighted_means(sums, "critic/loss"),
             **{f"critic/{name}": value for name, value in stepped.items() if name != "idle"},
         }
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turnwise.credit.scope import PerTurn
 from turnwise.learn.critic import Critic
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
@@ -21,12 +22,11 @@ from turnwise.learn.policy import Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
-from turnwise.learn.teacher import Teacher, compared
-from turnwise.learn.terms import counted, means_of
+from turnwise.learn.teacher import Teacher, compare_with_teacher
+from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
 
-PerTurn = Sequence[NDArray[Any]]
 Beside = Policy | Teacher | WithoutAdapters
 """What scores: its passes yield which action tokens, and what it says of them."""
 FOLDER = "optimizer"
@@ -97,11 +97,11 @@ class Learner:
             told["credit"], told["weight"] = plan.gather(credit), plan.gather(weights)
             passes: Iterator[tuple[Any, ...]] = self.policy.passes(plan)
             if (buckets := told.pop("buckets", None)) is not None:
-                passes = compared(self.policy, plan, buckets, objective.direction)
+                passes = compare_with_teacher(self.policy, plan, buckets, objective.direction)
             now: list[tuple[Index, NDArray[Any]]] = []
             for picked, *found in passes:
                 now.append((picked, array_of(found[0])))
-                here, (logprobs, entropies, *apart) = counted(self.policy, told, picked, found)
+                here, (logprobs, entropies, *apart) = drop_unweighted(self.policy, told, picked, found)
                 old, reference = here.get("old", logprobs.detach()), here.get("reference")
                 terms, measured = objective(logprobs, entropies, old, here["credit"], reference, *apart)
                 total = (terms * here["weight"]).sum()
@@ -114,7 +114,7 @@ class Learner:
         sums = self.reduce(sums)
         between = time.perf_counter()
         stepped = self.stepper.step(math.isfinite(sums["loss"]), idle=not sums["weight"])
-        metrics = {**means_of(sums, "loss"), **stepped}
+        metrics = {**weighted_means(sums, "loss"), **stepped}
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
         return metrics, logprobs_now

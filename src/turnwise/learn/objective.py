@@ -1,4 +1,4 @@
-"""The objective: a policy loss with what is added to it, term by term under the same weights."""
+"""The objective: a policy loss and the terms that are added to it, token by token under the same token weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turnwise.learn.losses import Loss, log_ratio
+from turnwise.learn.losses import LossFunction, log_ratio
 from turnwise.learn.teacher import Direction, reverse
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -15,15 +15,23 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Half the squared log ratio: its gradient, under the policy's own samples, is that of the KL divergence."""
+    """Half the squared log ratio. Its gradient is that of KL(policy || reference).
+
+    D = (logprob - reference)^2 / 2. Schulman, "Approximating KL divergence" (2020). As an estimate of the divergence it
+    is biased. Assumes that the policy sampled the tokens.
+    """
     return 0.5 * log_ratio(logprobs, reference).square()
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """An unbiased, never negative estimate of the KL divergence. Its gradient is not that divergence's: it is the
-    gradient of the divergence the other way round, from the reference to the policy."""
-    against = log_ratio(reference, logprobs)
-    return against.expm1() - against
+    """An unbiased estimate of KL(policy || reference) that is never negative. Its gradient is another divergence's.
+
+    D = exp(d) - 1 - d, d = reference - logprob. Schulman, "Approximating KL divergence" (2020); GRPO's KL term, arXiv
+    2402.03300. On tokens that the policy sampled its gradient is that of KL(reference || policy), the divergence the
+    other way round.
+    """
+    difference = log_ratio(reference, logprobs)
+    return difference.expm1() - difference
 
 
 DIVERGENCES: dict[str, Divergence] = {"k2": k2, "k3": k3}
@@ -31,22 +39,24 @@ DIVERGENCES: dict[str, Divergence] = {"k2": k2, "k3": k3}
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What an update minimises: weight times the terms of this.
+    """What an update minimises: the sum of token weight times the terms of this.
 
     Example:
         Objective(ppo_clip, entropy=0.01)
     """
 
-    policy: Loss
+    policy: LossFunction
+    """The policy loss with its settings filled in."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     kl: float = 0.0
     """Coefficient of the divergence from the reference."""
     divergence: Divergence = k3
+    """How the divergence from the reference is estimated."""
     distill: float = 0.0
     """Coefficient of the divergence from the teacher."""
     direction: Direction = reverse
-    """Which way round it is."""
+    """Which way round the divergence from the teacher is."""
 
     def __call__(
         self,
@@ -55,9 +65,12 @@ class Objective:
         old: Tensor,
         advantages: Tensor,
         reference: Tensor | None,
-        apart: Tensor | None = None,
+        teacher_divergence: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(terms [K], per-token measurements by name); `apart` is the divergence [K] from a teacher."""
+        """(terms [K], per-token measurements by name). All arguments are [K]; None leaves a term out.
+
+        term = policy(logprob, old, A) - entropy H + kl D(logprob, reference) + distill T
+        """
         terms, measured = self.policy(logprobs, old, advantages)
         measured = {"entropy": entropies.detach(), **measured}
         if self.entropy:
@@ -66,7 +79,7 @@ class Objective:
             measured["kl"] = k3(logprobs.detach(), reference)
             if self.kl:
                 terms = terms + self.kl * self.divergence(logprobs, reference)
-        if apart is not None:
-            measured["distill"] = apart.detach()
-            terms = terms + self.distill * apart
+        if teacher_divergence is not None:
+            measured["distill"] = teacher_divergence.detach()
+            terms = terms + self.distill * teacher_divergence
         return terms, measured

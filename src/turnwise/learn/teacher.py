@@ -1,8 +1,8 @@
-"""The teacher: what a model finds likeliest at every action token, and how far the policy is from it.
+"""The teacher: a model's likeliest tokens at every action token, and how far the policy is from them.
 
-A distribution is told in buckets: the teacher's k likeliest tokens have one each, and all others have the last. The
-divergence of two distributions so told is never negative, zero where they agree, no more than that of the whole
-distributions, and equal to it where every token has a bucket of its own.
+A distribution is kept in buckets: each of the teacher's k likeliest tokens has one, and all other tokens share the
+last. The divergence of two bucketed distributions is never negative, zero where they agree, at most that of the whole
+distributions, and equal to it if every token has its own bucket.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from turnwise.plan.plan import Plan, Stretch
 Direction = Callable[[Tensor, Tensor], Tensor]
 """(the policy's logprobs of buckets [n, k + 1], the teacher's) -> their divergence [n]."""
 OTHERS = -1
-"""In the place of a token: all that have no bucket of their own."""
+"""The token number of the last bucket: all tokens that have no bucket themselves."""
 
 
 class Teacher:
-    """A policy that stays as it is, asked for its `top_k` likeliest tokens in place of the logprob of the sampled one.
+    """A frozen policy that scores its `top_k` likeliest tokens in place of the logprob of the sampled one.
 
-    Its model may have more rows for tokens than the `vocabulary` of the policy it teaches, or fewer: such padding is
-    among the others.
+    Its model may have more rows for tokens than the `vocabulary` of the policy it teaches, or fewer: such padding falls
+    into the last bucket.
     """
 
     def __init__(self, policy: Policy, top_k: int, vocabulary: int) -> None:
-        own = len(policy.output)
-        self.vocabulary = min(own, vocabulary)
+        num_rows = len(policy.output)
+        self.vocabulary = min(num_rows, vocabulary)
         # Padding of one model only must have a bucket of the other to be compared with.
-        most = self.vocabulary - (own != vocabulary)
+        most = self.vocabulary - (num_rows != vocabulary)
         if not 1 <= top_k <= most:
             raise ValueError(f"distill.top_k = {top_k} must be from 1 to {most}, the tokens that both models know")
         self.policy = policy
@@ -45,41 +45,44 @@ class Teacher:
 
     def passes(self, plan: Plan) -> Iterator[tuple[Index, NDArray[Any]]]:
         """(which of the plan's action tokens, their buckets), pass by pass."""
-        return self.policy.walk(plan, self.ask)
+        return self.policy.walk(plan, self.score_stretch)
 
-    def ask(self, stretch: Stretch, states: Tensor) -> tuple[Index, NDArray[Any]]:
+    def score_stretch(self, stretch: Stretch, states: Tensor) -> tuple[Index, NDArray[Any]]:
         policy = self.policy
-        found = likeliest(states.to(policy.dtype), policy.output, policy.temperature, self.top_k, self.vocabulary)
-        tokens, logprobs = (tensor.cpu().numpy() for tensor in found)
-        return stretch.picked, buckets_of(tokens, logprobs)[stretch.inverse]
+        best = likeliest(states.to(policy.dtype), policy.output, policy.temperature, self.top_k, self.vocabulary)
+        tokens, logprobs = (tensor.cpu().numpy() for tensor in best)
+        return stretch.picked, make_buckets(tokens, logprobs)[stretch.inverse]
 
 
-def buckets_of(tokens: NDArray[Any], logprobs: NDArray[Any]) -> NDArray[Any]:
-    """[n, k + 1] pairs of token [n, k] and logprob [n, k + 1], as one array: what is picked of one is of the other."""
-    found = np.empty(logprobs.shape, [("token", np.int32), ("logprob", logprobs.dtype)])
-    found["token"][:, :-1], found["token"][:, -1] = tokens, OTHERS
-    found["logprob"] = logprobs
-    return found
+def make_buckets(tokens: NDArray[Any], logprobs: NDArray[Any]) -> NDArray[Any]:
+    """[n, k + 1] pairs of token [n, k] and logprob [n, k + 1] in one array, so that both are always picked together."""
+    buckets = np.empty(logprobs.shape, [("token", np.int32), ("logprob", logprobs.dtype)])
+    buckets["token"][:, :-1], buckets["token"][:, -1] = tokens, OTHERS
+    buckets["logprob"] = logprobs
+    return buckets
 
 
-def compared(
+def compare_with_teacher(
     policy: Policy, plan: Plan, buckets: NDArray[Any], direction: Direction
 ) -> Iterator[tuple[Index, Tensor, Tensor, Tensor]]:
-    """What the policy's passes yield, and the divergence from a teacher's buckets, a row of them per action token."""
+    """What the policy's passes yield, and the divergence from a teacher's buckets, of which each action token has a
+    row."""
 
     def compare(stretch: Stretch, states: Tensor) -> tuple[Index, Tensor, Tensor, Tensor]:
-        if not len(stretch.picked):  # nothing to compare, and no teacher was asked
+        if not len(stretch.picked):  # no action token, so there are no buckets to compare with
             picked, logprobs, entropies = policy.predict(plan, stretch, states)
             return picked, logprobs, entropies, torch.zeros_like(logprobs)
-        one = np.empty(len(stretch.nodes), np.int64)
-        one[stretch.inverse] = stretch.picked  # any action token of each node: the teacher says the same of all
-        told, targets = buckets[one], policy.tensor(plan.tokens[stretch.nodes]).long()
-        tokens = policy.tensor(np.ascontiguousarray(told["token"][:, :-1])).long()
-        found = bucket_logprobs(states.to(policy.dtype), policy.output, targets, policy.temperature, tokens)
-        logprobs, entropies, own = found
-        apart = direction(own, policy.tensor(np.ascontiguousarray(told["logprob"]), own.dtype))
-        place = policy.tensor(stretch.inverse)
-        return stretch.picked, logprobs[place], entropies[place], apart[place]
+        some_action = np.empty(len(stretch.nodes), np.int64)
+        some_action[stretch.inverse] = stretch.picked  # any action token of each node: their buckets are equal
+        of_nodes, targets = buckets[some_action], policy.tensor(plan.tokens[stretch.nodes]).long()
+        tokens = policy.tensor(np.ascontiguousarray(of_nodes["token"][:, :-1])).long()
+        logprobs, entropies, of_policy = bucket_logprobs(
+            states.to(policy.dtype), policy.output, targets, policy.temperature, tokens
+        )
+        of_teacher = policy.tensor(np.ascontiguousarray(of_nodes["logprob"]), of_policy.dtype)
+        divergence = direction(of_policy, of_teacher)
+        inverse = policy.tensor(stretch.inverse)
+        return stretch.picked, logprobs[inverse], entropies[inverse], divergence[inverse]
 
     return policy.walk(plan, compare)
 
@@ -88,13 +91,21 @@ def compared(
 
 
 def reverse(policy: Tensor, teacher: Tensor) -> Tensor:
-    """KL(policy || teacher): what the policy does and the teacher would not is dear."""
+    """KL(policy || teacher): large where the policy does what the teacher would not.
+
+    T = sum over buckets of p (log p - log q), p the policy's probabilities, q the teacher's. The reverse KL of GKD,
+    arXiv 2306.13649, on tokens that the policy sampled. No gradient flows through the choice of those tokens.
+    """
     policy, teacher = without_empty(policy, teacher)
     return (policy.exp() * (policy - teacher)).sum(-1)
 
 
 def forward(policy: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || policy): what the teacher would do and the policy does not is dear."""
+    """KL(teacher || policy): large where the policy does not do what the teacher would.
+
+    T = sum over buckets of q (log q - log p). The forward KL of GKD, arXiv 2306.13649, on tokens that the policy
+    sampled.
+    """
     policy, teacher = without_empty(policy, teacher)
     return (teacher.exp() * (teacher - policy)).sum(-1)
 
@@ -103,7 +114,7 @@ DIRECTIONS: dict[str, Direction] = {"reverse": reverse, "forward": forward}
 
 
 def without_empty(policy: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, with equal and finite logprobs where no token is left for the others: such a bucket adds nothing, and its
-    gradient is zero."""
+    """Both, with equal and finite logprobs where no token is left for the last bucket: such a bucket adds nothing, and
+    its gradient is zero."""
     empty = teacher.isneginf()
     return policy.masked_fill(empty, 0.0), teacher.masked_fill(empty, 0.0)

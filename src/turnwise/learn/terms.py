@@ -1,4 +1,4 @@
-"""The terms of an update: of which tokens it has any, and what is reported of them."""
+"""The terms of an update: which tokens have one, and what is reported of them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ if TYPE_CHECKING:
     from turnwise.learn.policy import Policy
 
 
-def counted(
-    policy: Policy, told: Mapping[str, NDArray[Any]], picked: Index, found: Sequence[Tensor]
+def drop_unweighted(
+    policy: Policy, loss_inputs: Mapping[str, NDArray[Any]], picked: Index, outputs: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], Sequence[Tensor]]:
-    """What was told, and what a pass found, of the tokens that have a weight. One without is left out, not multiplied
-    by zero: zero times what is not a number would spoil the whole update."""
-    here = {name: values[picked] for name, values in told.items()}
-    if not here["weight"].all():
-        some = np.flatnonzero(here["weight"])
-        here = {name: values[some] for name, values in here.items()}
-        found = [tensor[policy.tensor(some)] for tensor in found]
-    return {name: policy.tensor(values, found[0].dtype) for name, values in here.items()}, found
+    """The loss inputs of the tokens that a pass picked, and its outputs, both without tokens of weight 0.
+
+    Such a token is left out, not multiplied by zero: zero times NaN would spoil the whole update.
+    """
+    inputs = {name: values[picked] for name, values in loss_inputs.items()}
+    if not inputs["weight"].all():
+        weighted = np.flatnonzero(inputs["weight"])
+        inputs = {name: values[weighted] for name, values in inputs.items()}
+        outputs = [tensor[policy.tensor(weighted)] for tensor in outputs]
+    return {name: policy.tensor(values, outputs[0].dtype) for name, values in inputs.items()}, outputs
 
 
-def means_of(sums: Mapping[str, float], loss: str) -> dict[str, float]:
-    """The loss, which is a sum, and the mean of everything else that was measured, under the weights of the tokens.
-    Where none has a weight nothing was measured."""
+def weighted_means(sums: Mapping[str, float], loss: str) -> dict[str, float]:
+    """The loss, which is a sum, and the mean under the token weights of everything else that was measured.
+
+    If no token has a weight, nothing was measured.
+    """
     total = sums["weight"]
     means = {name: value / total for name, value in sums.items() if name not in (loss, "weight")} if total else {}
     return {loss: sums[loss], **means}

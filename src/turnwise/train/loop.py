@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.credit.estimators import Credit
+from turnwise.credit.correction import Correct
+from turnwise.credit.returns import Credit
 from turnwise.credit.scope import Anchor, PerTurn
-from turnwise.credit.weighting import Weights
+from turnwise.credit.weighting import TokenWeights
 from turnwise.engines.base import Engine
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.objective import Objective
@@ -96,10 +97,6 @@ async def unchecked(version: int) -> Found:
     return NOTHING
 
 
-Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
-"""(groups, credit, old logprobs) -> (credit for the loss, measurements)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The functions of a step, as a recipe names them."""
@@ -111,7 +108,7 @@ class Stages:
     correct: Correct
     targets: Callable[[Sequence[Group], Mapping[str, Any]], Credit] | None
     """What a critic shall learn; None where there is none."""
-    weigh: Callable[[Sequence[Group]], Weights]
+    weigh: Callable[[Sequence[Group]], TokenWeights]
     anchor: Anchor
     objective: Objective
     run: Callable[..., Awaitable[Any]]
@@ -338,7 +335,7 @@ def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> 
     }
 
 
-def records_of(taken: Taken, credit: Credit, weights: Weights) -> list[Record]:
+def records_of(taken: Taken, credit: Credit, weights: TokenWeights) -> list[Record]:
     """Every group of the step for the archive; credit and weights with those that were trained on."""
     sizes = [sum(len(trajectory.turns) for trajectory in group.trajectories) for group in taken.kept]
     kept = [

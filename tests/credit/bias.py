@@ -13,14 +13,14 @@ from itertools import product
 
 import numpy as np
 
-from turnwise.credit.estimators import Estimator
+from turnwise.credit.estimators import Estimate
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn, turns_of
 
 STOP, FAIL, SUCCEED = 0, 1, 2
 
 
 def gradient_ratios(
-    estimate: Estimator,
+    estimate: Estimate,
     *,
     attempts: int = 3,
     go_on: float = 0.6,
