@@ -34,13 +34,13 @@ from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.learn.tiny import build_tokenizer
-from turnwise.rollout.agent import Attempt
 from turnwise.rollout.batching.batches import PATIENCE, Batches
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.group import Practice
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt
 from turnwise.seeds import seed_of
 from turnwise.testing import clock
 from turnwise.types import Message, Task

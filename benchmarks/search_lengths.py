@@ -90,7 +90,7 @@ async def play(renderer: Renderer, settings: dict[str, Any], tasks: Sequence[Tas
     expert = Demonstrator({"search": lambda: Search(**settings)}, renderer, LIMITS, seed=0, noise=NOISE)
 
     async def group(task: Task) -> list[Trajectory]:
-        made = await all_of(expert.group(task, visit) for visit in range(attempts))
+        made = await all_of(expert.group(task, epoch) for epoch in range(attempts))
         return [trajectory for one in made for trajectory in one.trajectories]
 
     return measure(renderer, [await group(task) for task in tasks])

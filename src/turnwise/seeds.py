@@ -11,7 +11,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def seed_of(*parts: str | int) -> int:
-    """64 bits that depend on every part, for instance (run seed, split, task, visit, attempt, retry, turn)."""
+    """64 bits that depend on every part, for instance (run seed, split, task, epoch, attempt, retry, turn)."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

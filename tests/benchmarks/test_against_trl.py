@@ -19,7 +19,7 @@ from support.paths import BENCHMARKS
 from turnwise.assemble.run import tiny_texts
 from turnwise.envs.hops import Hops
 from turnwise.learn.tiny import build_model, build_tokenizer
-from turnwise.rollout.agent import Attempt
+from turnwise.rollout.scene import Attempt
 from turnwise.types import Message
 
 FOLDER = BENCHMARKS

@@ -16,7 +16,7 @@ from turnwise.credit.estimators import ESTIMATORS, needs
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.envs.base import Reply
 from turnwise.recipe.parse import parse_recipe
-from turnwise.rollout import agent
+from turnwise.rollout import attempt
 from turnwise.rollout.group import Practice
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Status, Task
@@ -99,6 +99,6 @@ def test_a_zero_reward_sample_is_caught(breakdown):
 @pytest.mark.parametrize("breakdown", ["environment", "exit", "engine"])
 def test_an_error_that_ends_the_process_is_caught(breakdown, monkeypatch):
     """Nobody tells an error of the environment from somebody at the keyboard, and it is raised on."""
-    monkeypatch.setattr(agent, "is_from_outside", lambda error: True)
+    monkeypatch.setattr(attempt, "is_from_outside", lambda error: True)
     with pytest.raises(AssertionError, match="the process would have ended"):
         check_failures_stay_out_of_the_statistics(settled, breakdown)

@@ -12,8 +12,9 @@ import pytest
 from support.acting import TASK, Puppet, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.types import Status
 
 BOUNDS = {"max_turns": 20, "max_action_tokens": 40, "max_trajectory_tokens": 305}
@@ -26,7 +27,7 @@ def check_what_is_sent_is_within_the_limits(kind, history, longest_prompt=300, c
     engine = says("y" * 100, render=render, context=context)
     environment = Puppet(*[Reply(user(OBSERVATION))] * 20)
     which = Attempt(0, "train", TASK)
-    made = run(attempt(which, lambda: environment, engine, render, Sampling(200), limits))
+    made = run(run_attempt(which, lambda: environment, Scene(engine, render, Sampling(200), limits)))
     assert len(engine.prompts) == len(made.turns) > 1
     longest = max(len(prompt) for prompt in engine.prompts)
     assert longest <= limits.max_prompt_tokens, f"a prompt of {longest} tokens was sent"

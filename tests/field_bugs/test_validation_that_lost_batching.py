@@ -98,7 +98,7 @@ def calls_in_training():
     draws = iter([Draw(number, task, 0) for number, task in enumerate(TASKS)])
 
     async def work():
-        practise = lambda draw: practice.group(draw.task, draw.visit)
+        practise = lambda draw: practice.group(draw.task, draw.epoch)
         async with GroupStream(lambda: next(draws), practise, Slots(len(TASKS)), len(TASKS)) as stream:
             return await take(stream, len(TASKS), lambda group: True, limit=9)
 

@@ -13,7 +13,7 @@ from support.acting import TASK, Puppet, attempted, hang, renderer, run, says, s
 from turnwise.engines.base import Completion, EngineFailure, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
-from turnwise.rollout.agent import Attempt
+from turnwise.rollout.scene import Attempt
 from turnwise.types import Message, Status, StopReason, Task, Trajectory
 
 DONE = Reply(finished=True, outcome=1.0)
@@ -131,7 +131,7 @@ def test_noise_depends_on_the_attempt_and_the_turn_only():
         asked(split="heldout"),
         asked(task=Task("t-2", "hops")),
         asked(task=Task("t-1", "guess")),
-        asked(visit=1),
+        asked(epoch=1),
         asked(number=1),
         asked(retry=1),
     ]

@@ -39,8 +39,8 @@ def test_an_expert_succeeds_and_its_tokens_have_no_logprob():
 
 def test_mistakes_are_the_same_again_and_others_at_every_visit():
     said = [
-        [texts(run(demonstrator(noise=0.5, seed=seed).group(task, visit))) for task in TASKS]
-        for seed, visit in ((0, 0), (0, 0), (0, 1), (1, 0))
+        [texts(run(demonstrator(noise=0.5, seed=seed).group(task, epoch))) for task in TASKS]
+        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
     ]
     assert said[0] == said[1]
     assert said[0] != said[2]

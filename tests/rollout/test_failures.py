@@ -13,11 +13,11 @@ from turnwise.cli.commands import EventHandler
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.isolation.isolated import isolate
-from turnwise.rollout.agent import Attempt
 from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.batching.flush import Adaptive
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.group import Practice
+from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, Task
 
 
@@ -203,11 +203,11 @@ def test_the_screen_and_the_file_have_every_first_traceback(tmp_path, capsys):
 
 
 def test_threads_that_never_return_have_a_bound(monkeypatch, caplog):
-    from turnwise.rollout import agent
+    from turnwise.envs.daemon_threads import DaemonThreads
+    from turnwise.rollout import calls
 
     release = threading.Event()
-    monkeypatch.setattr(agent, "MOST_HANGING", 3)
-    monkeypatch.setattr(agent, "hanging", set())
+    monkeypatch.setattr(calls, "threads", DaemonThreads("environments", most_hanging=3))
 
     class Hangs(Puppet):
         def step(self, message):
@@ -221,6 +221,6 @@ def test_threads_that_never_return_have_a_bound(monkeypatch, caplog):
         assert "3 calls of environments hang" in group.failed[0].failure
     finally:
         release.set()
-    for thread in list(agent.hanging):
+    for thread in list(calls.threads.hanging):
         thread.join(10)
     assert practised(InThread, attempts=1)[1].failed[0].reason.startswith("IndexError")

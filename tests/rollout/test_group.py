@@ -40,8 +40,8 @@ class Scene:
             retries=retries,
         )
 
-    def group(self, visit=0, task=TASK):
-        return run(self.practice.group(task, visit))
+    def group(self, epoch=0, task=TASK):
+        return run(self.practice.group(task, epoch))
 
 
 def test_attempts_that_count_are_apart_from_those_that_do_not():
@@ -79,8 +79,8 @@ def test_attempts_are_made_at_once():
 
 def test_every_attempt_has_its_own_noise_and_session():
     scene = Scene([Puppet(Reply(user("on")), DONE) for _ in range(12)], 4)
-    for visit in range(3):
-        scene.group(visit)
+    for epoch in range(3):
+        scene.group(epoch)
     assert len({seed for _, seed in scene.asked}) == 24
     assert len({session for session, _ in scene.asked}) == 12
 

@@ -8,9 +8,9 @@ import pytest
 
 from support.acting import Puppet, attempted, limits, run, user
 from turnwise.envs.base import Reply
-from turnwise.rollout import agent
 from turnwise.rollout.limits import FEWEST_BYTES, Limits, abridged, text_bytes
 from turnwise.rollout.render.control import Control
+from turnwise.rollout.render.off_loop import LONG, render_off_loop
 from turnwise.types import Message, Status, ToolCall, ToolSpec
 
 LARGE = "x" * 10_000_000
@@ -94,7 +94,7 @@ def test_what_is_long_is_tokenised_beside_the_loop(handed):
     made = run(attempted(environment, max_prompt_tokens=200_000, max_trajectory_tokens=300_000))
     assert made.status is Status.finished
     own = threading.get_ident()
-    assert {thread == own for size, thread in handed if size > agent.LONG} == {False}
+    assert {thread == own for size, thread in handed if size > LONG} == {False}
     assert any(thread == own for _, thread in handed)
 
 
@@ -109,9 +109,9 @@ def test_others_go_on_while_a_long_conversation_is_rendered():
             return messages
 
         asyncio.get_running_loop().call_later(0.01, heard.set)
-        return await agent.rendered(render, user("x" * (agent.LONG + 1)))
+        return await render_off_loop(render, user("x" * (LONG + 1)))
 
-    assert run(work()) == user("x" * (agent.LONG + 1))
+    assert run(work()) == user("x" * (LONG + 1))
 
 
 def test_limits_by_default_are_more_than_could_fit():

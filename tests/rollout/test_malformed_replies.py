@@ -252,7 +252,7 @@ def test_ten_thousand_malformed_answers_are_counted_failures_and_good_ones_succe
 
     async def scene():
         for start in range(0, len(environments), ATTEMPTS):
-            group = await practise.group(TASK, visit=start)
+            group = await practise.group(TASK, epoch=start)
             settle(environments[start : start + ATTEMPTS], group)
             if start % 1000 == 0:
                 assert len(pickle.loads(pickle.dumps(group)).failed) == len(group.failed)

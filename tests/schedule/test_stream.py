@@ -236,7 +236,7 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
     practice = Practice({"hops": make}, says(), renderer(), Sampling(99), patient, seed=0, split="train", attempts=2)
 
     async def scene():
-        practise = lambda draw: practice.group(draw.task, draw.visit)
+        practise = lambda draw: practice.group(draw.task, draw.epoch)
         async with GroupStream(draws(), practise, Slots(3), wanted=100) as stream:
             while sum(len(puppet.heard) for puppet in made) < 6:
                 await asyncio.sleep(0.001)

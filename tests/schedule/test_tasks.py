@@ -25,17 +25,17 @@ def test_draws_are_numbered_and_know_their_visit():
     tasks = order({"a": 3})
     drawn = [tasks.draw() for _ in range(7)]
     assert [draw.number for draw in drawn] == list(range(7))
-    assert [draw.visit for draw in drawn] == [0, 0, 0, 1, 1, 1, 2]
+    assert [draw.epoch for draw in drawn] == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_every_visit_meets_every_task_once_in_a_new_order():
     tasks = order({"a": 40})
-    visits = [ids(tasks, 40) for _ in range(4)]
-    for visit in visits:
-        assert sorted(visit) == sorted(visits[0])
-        assert len(set(visit)) == 40
-    assert len({tuple(visit) for visit in visits}) == 4
-    assert visits[0] != [f"a-{number}" for number in range(40)]
+    epochs = [ids(tasks, 40) for _ in range(4)]
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(epochs[0])
+        assert len(set(epoch)) == 40
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert epochs[0] != [f"a-{number}" for number in range(40)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -54,9 +54,9 @@ def test_any_stretch_of_a_run_is_mixed_by_weight(parts, count, seed):
             share = number * weight / sum(weights.values())
             assert abs(counts[name] - share) < len(parts)
     for name, number in counts.items():
-        visits = Counter(task.id for task in tasks.datasets[name])
+        counts = Counter(task.id for task in tasks.datasets[name])
         assert number <= count
-        assert len(visits) == len(tasks.datasets[name])
+        assert len(counts) == len(tasks.datasets[name])
 
 
 def test_weights_are_relative():
@@ -98,5 +98,5 @@ def test_a_dataset_without_tasks_is_a_mistake():
 
 def test_a_single_task_is_met_again_and_again():
     tasks = order({"a": 1})
-    assert [(tasks.draw().task.id, visit) for visit in range(3)] == [("a-0", 0), ("a-0", 1), ("a-0", 2)]
-    assert tasks.draw().visit == 3
+    assert [(tasks.draw().task.id, epoch) for epoch in range(3)] == [("a-0", 0), ("a-0", 1), ("a-0", 2)]
+    assert tasks.draw().epoch == 3

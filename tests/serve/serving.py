@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from support.acting import Puppet, byte_tokenizer, limits, run, says
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.serve.agents.agent import names_of, run_function
 from turnwise.serve.agents.drive import Driver
 from turnwise.serve.endpoint import Endpoint
@@ -32,7 +33,7 @@ def make_session(engine=None, render=None, *, sampling=None, **bounds):
     render = render or hermes()
     engine = engine or says(render=render)
     which = Attempt(0, "train", TASK)
-    return Session(which, engine, render, sampling or Sampling(200), limits(**bounds), "policy")
+    return Session(which, Scene(engine, render, sampling or Sampling(200), limits(**bounds)), "policy")
 
 
 def served(client, engine=None, render=None, *, largest_body=1 << 20, **how):
@@ -70,15 +71,8 @@ async def driven(agent, environment=None, engine=None, render=None, *, endpoint=
     agent = agent if isinstance(agent, partial) else agent_of(agent)
     environment = judged() if environment is None else environment
     try:
-        return await attempt(
-            which or Attempt(0, "train", TASK),
-            lambda: environment,
-            engine or says(render=render),
-            render,
-            Sampling(200),
-            limits(**bounds),
-            Driver(agent, own),
-        )
+        scene = Scene(engine or says(render=render), render, Sampling(200), limits(**bounds))
+        return await run_attempt(which or Attempt(0, "train", TASK), lambda: environment, scene, Driver(agent, own))
     finally:
         if endpoint is None:
             own.close()

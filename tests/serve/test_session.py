@@ -314,7 +314,7 @@ def test_noise_is_that_of_the_attempt_and_the_number_of_the_request():
         session = make_session(engine)
         await heard(session, ask("go"))
         await heard(session, ask("go"))
-        return session.which
+        return session.attempt
 
     which = run(work())
     assert calls == [which.noise(0), which.noise(1)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from serve.serving import agent_of, driven, hermes, judged
 from support.acting import run, says
-from turnwise.rollout.agent import Attempt
+from turnwise.rollout.scene import Attempt
 from turnwise.serve.call import Call
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.session import Session

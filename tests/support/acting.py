@@ -16,9 +16,10 @@ from turnwise.engines.slots.model import SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.attention import NAME, register
 from turnwise.learn.tiny import build_tokenizer
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
 
 TASK = Task("t-1", "hops", {})
@@ -115,14 +116,8 @@ def says(text="hello", *, render=None, **settings):
 async def attempted(make, engine=None, *, render=None, sampling=None, which=None, **bounds):
     """One attempt in an environment, or in what a function makes."""
     render = render or renderer()
-    return await attempt(
-        which or Attempt(0, "train", TASK),
-        make if callable(make) else (lambda: make),
-        engine or says(render=render),
-        render,
-        sampling or Sampling(200),
-        limits(**bounds),
-    )
+    scene = Scene(engine or says(render=render), render, sampling or Sampling(200), limits(**bounds))
+    return await run_attempt(which or Attempt(0, "train", TASK), make if callable(make) else (lambda: make), scene)
 
 
 def trajectory(outcome=1.0, status=Status.finished, versions=(0,)):

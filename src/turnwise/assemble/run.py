@@ -49,13 +49,13 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.agent import Play
 from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group import Practice, all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Play
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.schedule.hopeless import RunStopped, attempts_of, one_failure, why_hopeless
 from turnwise.schedule.tasks import Draw, TaskOrder
@@ -423,7 +423,7 @@ def build(
     settle = choices.failure_of(recipe)
 
     async def practise(draw: Draw) -> Group:
-        return settle(await practice.group(draw.task, draw.visit))
+        return settle(await practice.group(draw.task, draw.epoch))
 
     lay_out = layout_of(recipe, model)
     run = workers("learner") if recipe.max_lag or overlap else inline
@@ -520,7 +520,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         recital = Recital(renderer)
         tasks = read_demonstrations(Path(sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        practise = lambda draw: recital.group(draw.task, draw.visit)
+        practise = lambda draw: recital.group(draw.task, draw.epoch)
     else:
         supplies = supplies_of(recipe, failures)
         for label, make in supplies.items():
@@ -530,7 +530,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
                 )
         expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, sft.noise, plays)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
-        practise = lambda draw: expert.group(draw.task, draw.visit)
+        practise = lambda draw: expert.group(draw.task, draw.epoch)
     lay_out = layout_of(recipe, model)
     stages = Stages(
         practise=practise,

@@ -12,8 +12,10 @@ from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
 from turnwise.learn.tiny import build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.agent import play as agent_loop
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.types import Tokens
 
 
@@ -48,9 +50,10 @@ async def play(recipe: Recipe, number: int) -> int:
     sampling = Sampling(bounds.max_action_tokens)
     make = environment_makers(recipe)[task.dataset]
     endpoint = endpoint_of(recipe)
-    playing = plays_of(recipe, endpoint).get(task.dataset)
+    make_turns = plays_of(recipe, endpoint).get(task.dataset, agent_loop)
     try:
-        made = await attempt(Attempt(recipe.seed, "play", task), make, engine, renderer, sampling, patient, playing)
+        scene = Scene(engine, renderer, sampling, patient)
+        made = await run_attempt(Attempt(recipe.seed, "play", task), make, scene, make_turns)
     finally:
         endpoint.close()
     print(f"\n{made.status}: total reward {made.total:g} in {len(made.turns)} turns")

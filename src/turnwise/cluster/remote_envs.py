@@ -11,10 +11,10 @@ from turnwise.cluster.placement import connect
 from turnwise.envs.base import Environment, Reply
 from turnwise.envs.raised import Raised, carrying
 from turnwise.recipe.schema import Cluster
-from turnwise.rollout.agent import call
 from turnwise.rollout.batching.batches import Batches, is_batchable
 from turnwise.rollout.batching.flush import Lockstep
 from turnwise.rollout.batching.microbatch import Lane
+from turnwise.rollout.calls import call
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.places import Places
 from turnwise.types import Message, Task

@@ -15,9 +15,9 @@ from turnwise.assemble.run import exam_of
 from turnwise.engines.base import Engine
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.agent import Play
 from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Play
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.hopeless import Omen
 from turnwise.types import Group, Task

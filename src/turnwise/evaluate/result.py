@@ -129,7 +129,7 @@ async def evaluate(
     by whoever shows progress."""
 
     async def made(task: Task) -> Group:
-        group = await practice.group(task, visit=0)
+        group = await practice.group(task, epoch=0)
         seen(group)
         return group
 

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from turnwise import __file__ as OWN
+from turnwise.rollout.scene import Attempt
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -96,9 +97,9 @@ def is_foreign(frame: FrameType) -> bool:
 
 def who_of(frames: Sequence[FrameType]) -> str:
     for frame in frames:
-        session = getattr(frame.f_locals.get("which"), "session", None) if not is_foreign(frame) else None
-        if isinstance(session, str):
-            return session
+        values = [] if is_foreign(frame) else list(frame.f_locals.values())
+        if attempt := next((value for value in values if type(value) is Attempt), None):
+            return attempt.session
     names = [frame.f_locals["self"].name for frame in frames if frame.f_code.co_qualname == "MicroBatcher.serve"]
     return str(names[0]) if names else "a task of an environment"
 

@@ -14,10 +14,12 @@ import numpy as np
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
-from turnwise.rollout.agent import Attempt, Play, attempt
+from turnwise.rollout.agent import play
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
 
 
@@ -37,9 +39,9 @@ class Demonstrator:
         supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
         object.__setattr__(self, "environments", supplies)
 
-    async def group(self, task: Task, visit: int) -> Group:
-        """One demonstrated attempt; every visit to a task makes its mistakes elsewhere."""
-        which = Attempt(self.seed, "demonstration", task, visit)
+    async def group(self, task: Task, epoch: int) -> Group:
+        """One demonstrated attempt. The expert makes its mistakes elsewhere in every epoch."""
+        which = Attempt(self.seed, "demonstration", task, epoch)
         random = Random(which.noise(0))
         environment: Any = None
         supply = supplied(self.environments[task.dataset])
@@ -55,10 +57,9 @@ class Demonstrator:
             end_token=self.renderer.end_token,
             logprob=UNKNOWN,
         )
-        sampling = Sampling(max_tokens=self.limits.max_action_tokens)
-        playing = self.plays.get(task.dataset)
-        own = replace(supply, make=make)
-        made = await attempt(which, own, engine, self.renderer, sampling, self.limits, playing)
+        scene = Scene(engine, self.renderer, Sampling(max_tokens=self.limits.max_action_tokens), self.limits)
+        make_turns = self.plays.get(task.dataset, play)
+        made = await run_attempt(which, replace(supply, make=make), scene, make_turns)
         if not made.status.counts:
             return Group(task, (), (made,))
         return Group(task, (made,))
@@ -117,7 +118,7 @@ class Recital:
 
     renderer: Renderer
 
-    async def group(self, task: Task, visit: int) -> Group:
+    async def group(self, task: Task, epoch: int) -> Group:
         messages = tuple(Message(role, content) for role, content in task.data["messages"])
         tools = tuple(map(tool_of, task.data.get("tools", ())))
         turns: list[Turn] = []

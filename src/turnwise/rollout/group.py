@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment
-from turnwise.rollout.agent import Attempt, Play, attempt
+from turnwise.rollout.agent import play
+from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.places import Supply, supplied
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Status, Task, Trajectory
 
 Result = TypeVar("Result")
@@ -52,22 +54,25 @@ class Practice:
         supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
         object.__setattr__(self, "environments", supplies)
 
-    async def group(self, task: Task, visit: int) -> Group:
+    @property
+    def scene(self) -> Scene:
+        return Scene(self.engine, self.renderer, self.sampling, self.limits)
+
+    async def group(self, task: Task, epoch: int) -> Group:
         """All attempts at a task."""
-        made = await all_of(self.one(task, visit, number) for number in range(self.attempts))
+        made = await all_of(self.one(task, epoch, number) for number in range(self.attempts))
         return Group(
             task,
             tuple(trajectory for trajectory in made if trajectory.status.counts),
             tuple(trajectory for trajectory in made if not trajectory.status.counts),
         )
 
-    async def one(self, task: Task, visit: int, number: int) -> Trajectory:
+    async def one(self, task: Task, epoch: int, number: int) -> Trajectory:
         """One attempt, made again with a fresh environment and fresh noise while it fails and retries are left."""
-        which = Attempt(self.seed, self.split, task, visit, number)
+        which = Attempt(self.seed, self.split, task, epoch, number)
         for retry in range(self.retries + 1):
-            make, playing = self.environments[task.dataset], self.plays.get(task.dataset)
-            again = replace(which, retry=retry)
-            trajectory = await attempt(again, make, self.engine, self.renderer, self.sampling, self.limits, playing)
+            make, make_turns = self.environments[task.dataset], self.plays.get(task.dataset, play)
+            trajectory = await run_attempt(replace(which, retry=retry), make, self.scene, make_turns)
             if trajectory.status not in (Status.failed, Status.timed_out):
                 break
         return trajectory

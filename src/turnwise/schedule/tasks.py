@@ -13,11 +13,11 @@ from turnwise.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A task to attempt: the `number`-th of the run, met `visit` times before."""
+    """A task to attempt: the `number`-th of the run, drawn `epoch` times before."""
 
     number: int
     task: Task
-    visit: int
+    epoch: int
 
 
 class TaskOrder:
@@ -41,8 +41,8 @@ class TaskOrder:
     def draw(self) -> Draw:
         """The next task. The dataset furthest behind its share gives it, so that any stretch of a run is mixed."""
         name = min(self.datasets, key=lambda name: (self.drawn[name] + 0.5) / self.weights[name])
-        visit, place = divmod(self.drawn[name], len(self.datasets[name]))
-        drawn = Draw(self.number, self.datasets[name][self.order(name, visit)[place]], visit)
+        epoch, index = divmod(self.drawn[name], len(self.datasets[name]))
+        drawn = Draw(self.number, self.datasets[name][self.order(name, epoch)[index]], epoch)
         self.drawn[name] += 1
         self.number += 1
         return drawn
@@ -52,8 +52,8 @@ class TaskOrder:
         for _ in range(count):
             self.draw()
 
-    def order(self, name: str, visit: int) -> np.ndarray:
-        if self.orders.get(name, (-1,))[0] != visit:
-            random = np.random.default_rng(seed_of(self.seed, "order", name, visit))
-            self.orders[name] = visit, random.permutation(len(self.datasets[name]))
+    def order(self, name: str, epoch: int) -> np.ndarray:
+        if self.orders.get(name, (-1,))[0] != epoch:
+            random = np.random.default_rng(seed_of(self.seed, "order", name, epoch))
+            self.orders[name] = epoch, random.permutation(len(self.datasets[name]))
         return self.orders[name][1]

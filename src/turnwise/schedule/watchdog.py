@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from turnwise.rollout.agent import Blocked
 from turnwise.rollout.blame import Blamed, blamed, stack_of
+from turnwise.rollout.deadline import Blocked
 from turnwise.rollout.leaving import end_all
 from turnwise.schedule.ending import briefly, end_at_once
 

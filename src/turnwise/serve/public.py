@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from turnwise.engines.base import Engine, Sampling
-from turnwise.rollout.agent import rendered
 from turnwise.rollout.limits import largest_text, num_bytes, text_bytes
+from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.seeds import seed_of
 from turnwise.serve.call import (
@@ -52,9 +52,9 @@ class Public:
         if (size := text_bytes(ask.messages, ask.tools) + num_bytes(raw)) > largest_text(longest):
             raise too_large(size, largest_text(longest))
         if ask.raw is not None:
-            prompt = await rendered(raw_prompt, self.renderer, ask.raw)
+            prompt = await render_off_loop(raw_prompt, self.renderer, ask.raw)
         else:
-            prompt = await rendered(prompt_after, self.renderer, ask, ask.messages, None)
+            prompt = await render_off_loop(prompt_after, self.renderer, ask, ask.messages, None)
         if (size := len(prompt.tokens)) > longest:
             raise too_long(size, longest)
         sampling = sampling_of(ask, self.engine.context - size)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Engine, Sampling, shown
-from turnwise.rollout.agent import Attempt, rendered
-from turnwise.rollout.limits import Limits, num_bytes, text_bytes
-from turnwise.rollout.render.renderer import Prompt, Renderer, frozen
+from turnwise.engines.base import Sampling, shown
+from turnwise.rollout.limits import num_bytes, text_bytes
+from turnwise.rollout.render.off_loop import render_off_loop
+from turnwise.rollout.render.renderer import Prompt, frozen
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.serve.call import (
     Call,
     answer_of,
@@ -41,14 +42,12 @@ class Session:
     A turn is recorded when its answer is handed over, in that order; what nobody heard did nothing and is not recorded.
     """
 
-    def __init__(
-        self, which: Attempt, engine: Engine, renderer: Renderer, sampling: Sampling, limits: Limits, model: str
-    ) -> None:
-        self.which = which
-        self.engine = engine
-        self.renderer = renderer
-        self.sampling = sampling
-        self.limits = limits
+    def __init__(self, attempt: Attempt, scene: Scene, model: str) -> None:
+        self.attempt = attempt
+        self.engine = scene.engine
+        self.renderer = scene.renderer
+        self.sampling = scene.sampling
+        self.limits = scene.limits
         self.model = model
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
@@ -189,7 +188,7 @@ class Session:
             earlier.heard = messages[len(before.shown) + 1 :]
             earlier.seconds = self.now() - self.ended_at[earlier.id]
         self.under_way.append(call)
-        call.work = asyncio.create_task(self.sample(call), name=f"{self.which.session}: request {call.number}")
+        call.work = asyncio.create_task(self.sample(call), name=f"{self.attempt.session}: request {call.number}")
         call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # seen, whoever listens
         return call
 
@@ -197,7 +196,7 @@ class Session:
         """(what is shown, the turn before, the prompt) of a request."""
         if ask.raw is not None:
             self.check_size(num_bytes(ask.raw) if isinstance(ask.raw, str) else 0)
-            return (), None, await rendered(self.raw_prompt, ask.raw)
+            return (), None, await render_off_loop(self.raw_prompt, ask.raw)
         messages = self.followed(ask)
         before = self.history.find(messages)
         new = messages
@@ -205,7 +204,7 @@ class Session:
             new = messages[len(before.shown) + 1 :]
             messages = (*before.shown, before.turn.said, *new)
         self.check_size(text_bytes(new, ask.tools))
-        return messages, before, await rendered(prompt_after, self.renderer, ask, messages, before)
+        return messages, before, await render_off_loop(prompt_after, self.renderer, ask, messages, before)
 
     def check_size(self, size: int) -> None:
         """Refuse what is too large to be tokenised at all."""
@@ -253,7 +252,7 @@ class Session:
         """What the engine says. Its failure is the session's: an answer in its place would be made up."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
-                completion = await generated(self.engine, call, self.which.session, self.which.noise(call.number))
+                completion = await generated(self.engine, call, self.attempt.session, self.attempt.noise(call.number))
             call.turn = finished(call, completion, self.renderer)
             return answer_of(call, call.turn, self.renderer, self.model)
         except Refusal:

@@ -21,7 +21,7 @@ from turnwise.assemble.run import check
 from turnwise.cli.parser import main
 from turnwise.envs.adapters import verifiers_process
 from turnwise.recipe.parse import parse_recipe
-from turnwise.rollout.agent import Attempt
+from turnwise.rollout.scene import Attempt
 from turnwise.runs import archive
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics

@@ -13,8 +13,8 @@ from support.acting import run as run_it
 from support.odd import LEFT_BEHIND, TASK, Odd
 from support.paths import TESTS
 from turnwise.envs.isolation.isolated import ProcessFailure, isolate, nursery_of
-from turnwise.rollout.agent import Attempt
 from turnwise.rollout.group import all_of
+from turnwise.rollout.scene import Attempt
 from turnwise.types import Message, Status, Task, ToolCall
 
 HERE = "support.odd:Odd"

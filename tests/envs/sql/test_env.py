@@ -11,9 +11,9 @@ from turnwise.envs.sql import flights
 from turnwise.envs.sql.database import Table
 from turnwise.envs.sql.env import Sql, same, written
 from turnwise.recipe.parse import load_recipe
-from turnwise.rollout.agent import Attempt
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.scene import Attempt
 from turnwise.types import Message, Status, Task, ToolCall
 
 ROWS_OF = flights.rows_of

@@ -166,7 +166,7 @@ def test_training_groups_are_the_same_too():
     groups = []
     for settings in POLICIES.values():
         _, own = practice(Graded, Log(), settings, validation=False, attempts=4)
-        groups.append(run(own.group(tasks(3)[0], visit=2)))
+        groups.append(run(own.group(tasks(3)[0], epoch=2)))
     assert [len(group.trajectories) for group in groups] == [4] * len(POLICIES)
     assert len({str(told(Result((group,), 1.0))) for group in groups}) == 1
 

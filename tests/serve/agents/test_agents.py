@@ -12,7 +12,8 @@ from serve.serving import agent_of, chat_body, driven, hermes, judged, post
 from support.acting import TASK, Puppet, hang, limits, run, says, until, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.rollout.agent import Attempt, attempt
+from turnwise.rollout.attempt import run_attempt
+from turnwise.rollout.scene import Attempt, Scene
 from turnwise.serve.agents.agent import command_agent, find_agent, function_agent
 from turnwise.serve.agents.drive import Driver
 from turnwise.serve.endpoint import Endpoint
@@ -246,12 +247,8 @@ def test_agents_wait_for_their_place_without_their_clock_running():
     async def work():
         endpoint = Endpoint()
         driver = Driver(agent_of(agent), endpoint, asyncio.Semaphore(2))
-        bounds = limits(attempt_seconds=3.0)
-        render = hermes()
-        tries = (
-            attempt(Attempt(0, "train", TASK, number=n), judged, says(), render, Sampling(99), bounds, driver)
-            for n in range(6)
-        )
+        scene = Scene(says(), hermes(), Sampling(99), limits(attempt_seconds=3.0))
+        tries = (run_attempt(Attempt(0, "train", TASK, number=n), judged, scene, driver) for n in range(6))
         try:
             return await asyncio.gather(*tries)
         finally:

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.raised import error_line
 from turnwise.recipe import schema as config
-from turnwise.rollout.agent import EnvironmentFailure, call, checked, described, is_from_outside, name_of
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
+from turnwise.rollout.calls import EnvironmentFailure, call, checked, is_from_outside, name_of
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.places import Places, Supply, usual_limit
 from turnwise.types import Message, Task
@@ -177,7 +178,7 @@ class Batched:
         except (SystemExit, GeneratorExit) as error:  # they would end more than this task
             if is_from_outside(error):
                 raise
-            raise EnvironmentFailure(described(error)) from error
+            raise EnvironmentFailure(error_line(error)) from error
         finally:
             if entered and closes is not None:
                 closes.leave()

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from turnwise.envs.raised import Raised, carrying
-from turnwise.rollout import agent
+from turnwise.envs.raised import Raised, carrying, error_line
+from turnwise.rollout import calls
 from turnwise.rollout.batching.costs import CostFit, Costs
 from turnwise.rollout.batching.flush import REASONS, Adaptive, Rule, View
 
@@ -119,7 +119,7 @@ class MicroBatcher(Generic[Content, Result]):
         self.idempotent = idempotent
         self.call_seconds = call_seconds
         """After this a call is given up, so that its slot is free again; None for never."""
-        self.name = name or agent.name_of(function)
+        self.name = name or calls.name_of(function)
         self.fit = CostFit()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.begin(0.0)
@@ -284,12 +284,12 @@ class MicroBatcher(Generic[Content, Result]):
             return
         try:
             async with asyncio.timeout(self.call_seconds):
-                answers = await agent.call(self.function, [item.content for item in call.items])
+                answers = await calls.call(self.function, [item.content for item in call.items])
         except BaseException as error:
             if not is_running(call.task):  # the loop is gone, and with it whoever waited
                 raise
             self.end(call, self.now() - began)
-            if agent.is_from_outside(error):
+            if calls.is_from_outside(error):
                 raise
             self.pass_on(call, error)
         else:
@@ -335,7 +335,7 @@ class MicroBatcher(Generic[Content, Result]):
             self.again.extend(waiting)
         else:
             kind: type[Exception] = TimeoutError if issubclass(type(error), TimeoutError) else BatchFailure
-            text, raised = f"{self.name} failed for a batch of {size}: {agent.described(error)}", Raised.of(error)
+            text, raised = f"{self.name} failed for a batch of {size}: {error_line(error)}", Raised.of(error)
             self.fail(call, lambda: carrying(kind(text), raised))
 
     def fail(self, call: Call[Content, Result], failure: Callable[[], Exception]) -> None:
@@ -388,4 +388,4 @@ def ratio(part: float, whole: float) -> float:
 def raisable(error: BaseException) -> Exception:
     """An error that a future takes, and that ends nothing but what it is raised in."""
     plain = issubclass(type(error), Exception) and not issubclass(type(error), StopIteration)
-    return error if plain else carrying(BatchFailure(agent.described(error)), Raised.of(error))  # type: ignore[return-value]
+    return error if plain else carrying(BatchFailure(error_line(error)), Raised.of(error))  # type: ignore[return-value]

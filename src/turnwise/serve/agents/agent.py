@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from turnwise.envs.isolation.variables import passed_on
-from turnwise.rollout.agent import described, in_thread
+from turnwise.envs.raised import error_line
+from turnwise.rollout.calls import in_thread
 from turnwise.serve.agents.loop import agent_loop
 from turnwise.serve.dialects.ask import Messages
 from turnwise.serve.registry import Address
@@ -37,7 +38,7 @@ class AgentFailure(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class AgentContext:
     """What an agent gets for one attempt."""
 
     task: Task
@@ -50,7 +51,7 @@ class Visit:
     """Where `act` runs."""
 
 
-Agent = Callable[[Visit], Awaitable[str]]
+Agent = Callable[[AgentContext], Awaitable[str]]
 
 
 def find_agent(name: str, variables: Sequence[str] = ()) -> Agent:
@@ -113,16 +114,16 @@ def names_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.name in GIVEN)
 
 
-async def run_function(function: Callable[..., Any], names: tuple[str, ...], visit: Visit) -> str:
+async def run_function(function: Callable[..., Any], names: tuple[str, ...], context: AgentContext) -> str:
     """Call a coroutine function in the loop of agents, a plain one in a thread."""
     is_async = inspect.iscoroutinefunction(function)
     given = {
-        "task": visit.task,
-        "messages": entries_of(visit.messages),
-        "base_url": visit.address.base_url,
-        "api_key": visit.address.key,
-        "model": visit.address.model,
-        "act": partial(act_and_await if is_async else act_and_block, visit),
+        "task": context.task,
+        "messages": entries_of(context.messages),
+        "base_url": context.address.base_url,
+        "api_key": context.address.key,
+        "model": context.address.model,
+        "act": partial(act_and_await if is_async else act_and_block, context),
     }
     arguments = {name: given[name] for name in names}
     if not is_async:
@@ -131,15 +132,15 @@ async def run_function(function: Callable[..., Any], names: tuple[str, ...], vis
     try:
         return text_of(await asyncio.wrap_future(work))
     except Exception as error:
-        raise AgentFailure(f"the agent raised {described(error)}") from error
+        raise AgentFailure(f"the agent raised {error_line(error)}") from error
 
 
-async def act_and_await(visit: Visit, text: str) -> str:
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(perform(visit.act, text), visit.loop))
+async def act_and_await(context: AgentContext, text: str) -> str:
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(perform(context.act, text), context.loop))
 
 
-def act_and_block(visit: Visit, text: str) -> str:
-    return asyncio.run_coroutine_threadsafe(perform(visit.act, text), visit.loop).result()
+def act_and_block(context: AgentContext, text: str) -> str:
+    return asyncio.run_coroutine_threadsafe(perform(context.act, text), context.loop).result()
 
 
 async def perform(act: Act, text: str) -> str:
@@ -174,18 +175,18 @@ def surroundings(address: Address, variables: Sequence[str] = ()) -> dict[str, s
     }
 
 
-async def run_command(words: list[str], variables: Sequence[str], visit: Visit) -> str:
+async def run_command(words: list[str], variables: Sequence[str], context: AgentContext) -> str:
     """The last line that a command prints. It reads its task as a line of JSON, and when the attempt ends, so does it,
     with all that it started."""
-    task = visit.task
-    told = {"id": task.id, "dataset": task.dataset, "data": dict(task.data), "messages": entries_of(visit.messages)}
+    task = context.task
+    told = {"id": task.id, "dataset": task.dataset, "data": dict(task.data), "messages": entries_of(context.messages)}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
-        env=surroundings(visit.address, variables),
+        env=surroundings(context.address, variables),
         start_new_session=True,
     )
     assert process.stdin is not None

@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment, Reply
-from turnwise.rollout.agent import Attempt, Clock, EnvironmentFailure, Record, call, checked, opened
+from turnwise.rollout.agent import open_environment
+from turnwise.rollout.attempt_log import AttemptLog
+from turnwise.rollout.calls import EnvironmentFailure, call, checked
+from turnwise.rollout.deadline import Deadline
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.render.renderer import Renderer
-from turnwise.serve.agents.agent import Agent, Visit, spoken
+from turnwise.rollout.scene import RunningAttempt, Scene
+from turnwise.serve.agents.agent import Agent, AgentContext, spoken
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.session import Session
 from turnwise.types import Status
@@ -34,37 +36,29 @@ class Driver:
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
     """For agents that run at once."""
 
-    async def __call__(
-        self,
-        which: Attempt,
-        environment: Environment,
-        engine: Engine,
-        renderer: Renderer,
-        sampling: Sampling,
-        limits: Limits,
-        clock: Clock,
-        record: Record,
-    ) -> Status:
-        clock.stop()
+    async def __call__(self, scene: Scene, running: RunningAttempt) -> Status:
+        deadline = running.deadline
+        deadline.pause()
         async with self.places:
-            clock.start()
-            reply = await opened(which, environment, clock, record)
-            clock.end_call()
-            session = Session(which, engine, renderer, sampling, limits, MODEL)
+            deadline.start()
+            reply = await open_environment(running)
+            deadline.end_call()
+            session = Session(running.attempt, scene, MODEL)
             address = self.endpoint.open(session)
-            world = World(environment, session, record, limits)
-            visit = Visit(which.task, reply.history or reply.messages, address, world.act, session.loop)
+            acting = ActingAgent(running.environment, session, running.log, scene.limits)
+            task, messages = running.attempt.task, reply.history or reply.messages
+            context = AgentContext(task, messages, address, acting.act, session.loop)
             try:
-                return await self.visit(visit, world, clock)
+                return await self.run_agent(context, acting, deadline)
             finally:
                 self.endpoint.end(address.key)
                 session.end()
-                record.turns.extend(session.turns())
+                running.log.turns.extend(session.turns())
 
-    async def visit(self, visit: Visit, world: World, clock: Clock) -> Status:
-        """Have the agent at it until it returns, raises, or cannot go on."""
-        session = world.session
-        work = asyncio.ensure_future(self.agent(visit))
+    async def run_agent(self, context: AgentContext, acting: ActingAgent, deadline: Deadline) -> Status:
+        """Run the agent until it returns, raises, or cannot go on."""
+        session = acting.session
+        work = asyncio.ensure_future(self.agent(context))
         try:
             both: set[asyncio.Future[Any]] = {work, session.broken}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -72,28 +66,28 @@ class Driver:
                 session.broken.result()
             answer = await work
         except Exception:
-            if session.broken.done() or not (world.finished or session.refused):
+            if session.broken.done() or not (acting.finished or session.refused):
                 raise
-            return Status.finished if world.finished else session.refused or Status.failed
+            return Status.finished if acting.finished else session.refused or Status.failed
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         if not session.made and session.refused is None:
             raise EnvironmentFailure(SILENT)
-        if world.finished:
+        if acting.finished:
             return Status.finished
-        clock.start_call()
-        await world.step(answer)
+        deadline.start_call()
+        await acting.step(answer)
         return session.refused or Status.finished
 
 
 @dataclass(eq=False, slots=True)
-class World:
-    """The environment of an attempt, as an agent acts in it."""
+class ActingAgent:
+    """The agent's side of an attempt: its actions step the environment."""
 
     environment: Environment
     session: Session
-    record: Record
+    log: AttemptLog
     limits: Limits
     finished: bool = False
     taking_turns: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -115,7 +109,7 @@ class World:
 
     async def step(self, text: str) -> Reply:
         reply = checked(await call(self.environment.step, spoken(text)), self.environment.step)
-        self.record.pay(reply)
+        self.log.pay(reply)
         self.session.pay(reply.reward)
         if reply.finished:
             self.finished = True

@@ -1,0 +1,101 @@
+"""The deadlines of one attempt: for each call, for the attempt as a whole, and for giving up on one that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from turnwise.rollout.limits import Limits
+
+
+class Blocked(BaseException):
+    """Raised inside environment code that has blocked the event loop for too long. It is no Exception, because
+    environments catch those."""
+
+
+def is_deadline(error: BaseException) -> bool:
+    """Whether a deadline of ours ended a call, rather than an error of the environment."""
+    late = issubclass(type(error), TimeoutError) and issubclass(type(error.__cause__), asyncio.CancelledError)
+    return late or issubclass(type(error), Blocked)
+
+
+class Deadline:
+    """When an attempt has to end. It moves closer while one of the attempt's calls runs.
+
+    Code that does not end at its deadline gets `limits.grace` more seconds; then `overdue` is done, and the attempt is
+    left behind.
+
+    Example:
+        deadline = Deadline(limits)
+        async with deadline:                # raises TimeoutError when it passes
+            deadline.start_call()
+            reply = await environment.step(message)
+            deadline.end_call()
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.grace = limits.grace
+        self.turn_seconds = limits.turn_seconds
+        self.attempt_seconds = limits.attempt_seconds
+        self.end = self.now() + limits.attempt_seconds
+        self.timeout = asyncio.timeout_at(self.end)
+        self.overdue: asyncio.Future[None] = self.loop.create_future()
+        """Done when the grace after a deadline has passed and the code that should have ended still runs."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_closing = False
+        self.give_up_after(self.end)
+
+    async def __aenter__(self) -> Deadline:
+        await self.timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.timeout.__aexit__(*error)
+
+    def start(self) -> None:
+        """The attempt starts now: all of its time is left."""
+        self.end = self.now() + self.attempt_seconds
+        self.end_call()
+
+    def pause(self) -> None:
+        """No deadline until `start`: the attempt waits until it may begin."""
+        self.move_to(None)
+
+    def start_call(self) -> None:
+        """From now on the deadline is that of one call."""
+        self.move_to(min(self.end, self.now() + self.turn_seconds))
+
+    def end_call(self) -> None:
+        """From now on the deadline is that of the whole attempt."""
+        self.move_to(self.end)
+
+    def start_closing(self) -> None:
+        """The environment is being closed, which may take as long as one call."""
+        self.is_closing = True
+        self.give_up_after(self.now() + self.turn_seconds)
+
+    def hurry(self) -> None:
+        """The attempt was cancelled: it gets only the grace to begin closing its environment."""
+        if not self.is_closing:
+            self.give_up_after(self.now())
+
+    def move_to(self, when: float | None) -> None:
+        if self.overdue.done():  # the attempt was left behind: nobody waits for it any more
+            raise asyncio.CancelledError
+        self.timeout.reschedule(when)
+        self.give_up_after(when)
+
+    def give_up_after(self, when: float | None) -> None:
+        """Leave the attempt behind if it has not ended by then and a little later; None: wait for ever."""
+        self.cancel_timer()
+        self.timer = None if when is None else self.loop.call_at(when + self.grace, self.give_up)
+
+    def give_up(self) -> None:
+        if not self.overdue.done():
+            self.overdue.set_result(None)
+
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()

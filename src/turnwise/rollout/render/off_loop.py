@@ -1,0 +1,22 @@
+"""Rendering of long prompts outside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from turnwise.rollout.limits import text_bytes
+from turnwise.rollout.render.renderer import Prompt
+from turnwise.types import Message
+
+LONG = 1 << 16
+"""Bytes of a conversation from which it is rendered in a thread."""
+
+
+async def render_off_loop(render: Callable[..., Prompt], *arguments: Any) -> Prompt:
+    """The prompt that `render(*arguments)` returns. A long conversation is rendered in a thread: tokenising a megabyte
+    takes seconds, and would stop all other attempts for that time."""
+    conversations = [each for each in arguments if isinstance(each, tuple) and each and isinstance(each[0], Message)]
+    size = sum(map(text_bytes, conversations)) + sum(len(each) for each in arguments if isinstance(each, str))
+    return await asyncio.to_thread(render, *arguments) if size > LONG else render(*arguments)
