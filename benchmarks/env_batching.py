@@ -37,7 +37,7 @@ from turnwise.learn.tiny import build_tokenizer
 from turnwise.rollout.batching.batches import PATIENCE, Batches
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt
@@ -277,7 +277,7 @@ async def measure(
         kind = environment(serve, service)
         batches.append(Batches(kind, rule=rule, slots=service.slots, call_seconds=None))
         makers[f"dataset {place}"] = batches[-1].wrap(kind, lane)
-    practice = Practice(
+    practice = AttemptMaker(
         makers,
         ScriptedEngine(say, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token),
         renderer,

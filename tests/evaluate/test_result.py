@@ -9,7 +9,7 @@ from support.acting import Puppet, group, hang, limits, renderer, run, says, tra
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.evaluate.result import Result, evaluate, pass_at
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.interval import wilson
 from turnwise.types import Group, Status, Task, Trajectory
 
@@ -38,7 +38,7 @@ def tasks(*paid, dataset="hops"):
 
 
 def examine(chosen, attempts=1, success_at=1.0, environment=Told, seen=lambda group: None):
-    practice = Practice(
+    practice = AttemptMaker(
         {"hops": environment, "guess": environment},
         says(),
         renderer(),
@@ -138,7 +138,7 @@ def test_evaluation_does_not_meet_the_noise_of_training():
 
     def practice(split):
         engine = says(lambda prompt, session, seed: asked.append(seed) or "x")
-        return Practice(
+        return AttemptMaker(
             {"hops": lambda: Puppet(Reply(finished=True))}, engine, renderer(), Sampling(9), limits(), 0, split, 2
         )
 

@@ -17,7 +17,7 @@ from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.envs.base import Reply
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout import attempt
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Status, Task
 
@@ -43,7 +43,7 @@ def practised(breakdown=None):
         return "hello"
 
     makers = iter(attempts)
-    practice = Practice(
+    practice = AttemptMaker(
         environments={"test": lambda: next(makers)},
         engine=says(speak),
         renderer=renderer(),

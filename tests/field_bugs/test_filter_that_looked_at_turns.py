@@ -10,7 +10,7 @@ import pytest
 from field_bugs.one_step import parts_of
 from support.acting import run
 from support.making import make_trajectory
-from turnwise.schedule.stream import GroupStream, Slots
+from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Task, turns_of
@@ -34,12 +34,12 @@ def check_groups_that_teach_are_kept(keep):
     """Of a stream of groups, a step takes those whose attempts differ in their totals."""
     waiting = list(WORTH)
 
-    async def practise(draw):
+    async def make_group(draw):
         return waiting[draw.number]
 
     async def taken():
         draws = iter([Draw(number, group.task, 0) for number, group in enumerate(waiting)])
-        async with GroupStream(lambda: next(draws), practise, Slots(len(waiting)), sum(WORTH.values())) as stream:
+        async with GroupStream(lambda: next(draws), make_group, LagSlots(len(waiting)), sum(WORTH.values())) as stream:
             return await take(stream, sum(WORTH.values()), keep, limit=100)
 
     found = run(taken())

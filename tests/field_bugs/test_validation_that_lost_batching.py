@@ -13,8 +13,8 @@ from support.acting import limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.evaluate.result import Result, evaluate
-from turnwise.rollout.group import Practice
-from turnwise.schedule.stream import GroupStream, Slots
+from turnwise.rollout.group import AttemptMaker
+from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Task
@@ -79,7 +79,7 @@ class Judged:
 
 
 def practice_with(judge, split):
-    return Practice(
+    return AttemptMaker(
         environments={"judged": lambda: Judged(judge)},
         engine=says(),
         renderer=renderer(),
@@ -98,8 +98,8 @@ def calls_in_training():
     draws = iter([Draw(number, task, 0) for number, task in enumerate(TASKS)])
 
     async def work():
-        practise = lambda draw: practice.group(draw.task, draw.epoch)
-        async with GroupStream(lambda: next(draws), practise, Slots(len(TASKS)), len(TASKS)) as stream:
+        make_group = lambda draw: practice.group(draw.task, draw.epoch)
+        async with GroupStream(lambda: next(draws), make_group, LagSlots(len(TASKS)), len(TASKS)) as stream:
             return await take(stream, len(TASKS), lambda group: True, limit=9)
 
     assert all(len(group.trajectories) == ATTEMPTS for group in run(work()).kept)

@@ -87,7 +87,7 @@ def step(recipe, groups, deal, *, seed=0, updates=1, learning_rate=0.0):
     others = {name: TablePolicy(Table(sizes, random, 0.3)) for name in ("reference", "teacher", "values")}
     learner = Learner(TablePolicy(table), OptimizerSettings(learning_rate, clip_norm=1e9), lambda update: 1.0, others)
     stages = Stages(
-        practise=None,
+        make_group=None,
         keep=None,
         plan=lambda turns: rows(turns, deal),
         estimate=choices.estimate_of(recipe),

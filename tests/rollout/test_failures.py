@@ -16,7 +16,7 @@ from turnwise.envs.isolation.isolated import isolate
 from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.batching.flush import Adaptive
 from turnwise.rollout.batching.microbatch import Lane
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, Task
 
@@ -63,11 +63,11 @@ def helper(message):
 HERE = f"{__file__.rpartition('/')[2]}:{line_of(__file__, '# here it breaks')}"
 
 
-def practised(make, attempts=6, retries=0, **bounds):
-    practice = Practice(
+def made_group(make, attempts=6, retries=0, **bounds):
+    attempt_maker = AttemptMaker(
         {"hops": make}, says(), renderer(), Sampling(99), limits(**bounds), 0, "train", attempts, retries=retries
     )
-    return practice, run(practice.group(Task("t-1", "hops", {"n": 3}), 0), seconds=60)
+    return attempt_maker, run(attempt_maker.group(Task("t-1", "hops", {"n": 3}), 0), seconds=60)
 
 
 def batched(kind):
@@ -84,7 +84,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("where", MAKERS)
 def test_the_first_of_a_kind_is_shown_with_its_traceback_and_the_others_are_counted(where, caplog):
-    practice, group = practised(MAKERS[where]())
+    attempt_maker, group = made_group(MAKERS[where]())
     assert [made.status for made in group.failed] == [Status.failed] * 6
     [record] = caplog.records
     assert "failed: IndexError: list index out of range (" in record.getMessage()
@@ -93,11 +93,11 @@ def test_the_first_of_a_kind_is_shown_with_its_traceback_and_the_others_are_coun
     assert "Traceback (most recent call last)" in caplog.text
     assert "return [][7]  # here it breaks" in caplog.text
     caplog.clear()
-    practice.environments["hops"].failures.sum_up("step 3")
+    attempt_maker.environments["hops"].failures.sum_up("step 3")
     [record] = caplog.records
     assert record.getMessage().startswith("step 3: 5 more failures like those before: 5 x IndexError at ")
     assert record.getMessage().endswith(HERE)
-    practice.environments["hops"].failures.sum_up("step 4")
+    attempt_maker.environments["hops"].failures.sum_up("step 4")
     assert len(caplog.records) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_process_of_its_own_sends_its_traceback(caplog):
 
 
 def test_a_trajectory_says_why_it_failed():
-    [made] = practised(Broken, attempts=1)[1].failed
+    [made] = made_group(Broken, attempts=1)[1].failed
     assert made.failure.endswith(f"{HERE}: list index out of range")
     assert made.reason.startswith("IndexError at ")
     assert made.reason.endswith(HERE)
@@ -135,15 +135,15 @@ def test_different_lines_are_different_kinds(caplog):
             raise KeyError("c")
 
     Several.number = 0
-    practice, _ = practised(Several, attempts=9)
+    attempt_maker, _ = made_group(Several, attempts=9)
     assert [record.getMessage().count("failed: ") for record in caplog.records] == [1, 1, 1]
-    assert sorted(practice.environments["hops"].failures.hidden.values()) == [2, 2, 2]
+    assert sorted(attempt_maker.environments["hops"].failures.hidden.values()) == [2, 2, 2]
 
 
 def test_attempts_that_are_made_again_are_counted_too():
-    practice, group = practised(Broken, attempts=2, retries=3)
+    attempt_maker, group = made_group(Broken, attempts=2, retries=3)
     assert len(group.failed) == 2
-    assert practice.environments["hops"].failures.counted.total() == 8
+    assert attempt_maker.environments["hops"].failures.counted.total() == 8
 
 
 def test_a_time_out_names_the_line_that_was_waited_in(caplog):
@@ -175,8 +175,8 @@ def test_kinds_without_end_are_not_told_apart(caplog):
         async def step(self, message):
             raise type(f"Error{id(self)}{len(caplog.records)}", (Exception,), {})("x")
 
-    practice, _ = practised(Endless, attempts=60)
-    failures = practice.environments["hops"].failures
+    attempt_maker, _ = made_group(Endless, attempts=60)
+    failures = attempt_maker.environments["hops"].failures
     assert len(caplog.records) == len(failures.kinds) == 40
     assert failures.hidden == {"other kinds": 20}
 
@@ -189,8 +189,8 @@ def test_the_screen_and_the_file_have_every_first_traceback(tmp_path, capsys):
     try:
         for number in range(12):
             log.warning("something else %d", number)
-        practice, _ = practised(Broken)
-        practice.environments["hops"].failures.sum_up("step 1")
+        attempt_maker, _ = made_group(Broken)
+        attempt_maker.environments["hops"].failures.sum_up("step 1")
     finally:
         log.removeHandler(handler)
     shown, written = capsys.readouterr().err, (tmp_path / "events.log").read_text()
@@ -214,13 +214,13 @@ def test_threads_that_never_return_have_a_bound(monkeypatch, caplog):
             release.wait()
 
     try:
-        _, group = practised(Hangs, attempts=3, turn_seconds=0.1)
+        _, group = made_group(Hangs, attempts=3, turn_seconds=0.1)
         assert [made.status for made in group.failed] == [Status.timed_out] * 3
-        _, group = practised(Hangs, attempts=3, turn_seconds=0.1)
+        _, group = made_group(Hangs, attempts=3, turn_seconds=0.1)
         assert [made.status for made in group.failed] == [Status.failed] * 3
         assert "3 calls of environments hang" in group.failed[0].failure
     finally:
         release.set()
     for thread in list(calls.threads.hanging):
         thread.join(10)
-    assert practised(InThread, attempts=1)[1].failed[0].reason.startswith("IndexError")
+    assert made_group(InThread, attempts=1)[1].failed[0].reason.startswith("IndexError")

@@ -5,7 +5,7 @@ import pytest
 from support.acting import Puppet, hang, limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.types import Status, Task
 
 TASK = Task("t-1", "hops", {"seed": 3})
@@ -13,7 +13,7 @@ DONE = Reply(finished=True, outcome=1.0)
 
 
 class Scene:
-    """A practice over environments made in order, and what its engine was asked."""
+    """A attempt_maker over environments made in order, and what its engine was asked."""
 
     def __init__(self, environments, attempts, retries=0, **bounds):
         self.made = []
@@ -28,7 +28,7 @@ class Scene:
             self.asked.append((session, seed))
             return "hello"
 
-        self.practice = Practice(
+        self.attempt_maker = AttemptMaker(
             {"hops": make, "guess": lambda: 1 / 0},
             says(script),
             renderer(),
@@ -41,7 +41,7 @@ class Scene:
         )
 
     def group(self, epoch=0, task=TASK):
-        return run(self.practice.group(task, epoch))
+        return run(self.attempt_maker.group(task, epoch))
 
 
 def test_attempts_that_count_are_apart_from_those_that_do_not():
@@ -85,7 +85,7 @@ def test_every_attempt_has_its_own_noise_and_session():
     assert len({session for session, _ in scene.asked}) == 12
 
 
-def test_the_same_practice_meets_the_same_noise():
+def test_the_same_attempts_meet_the_same_noise():
     first, second = Scene([Puppet(DONE) for _ in range(4)], 4), Scene([Puppet(DONE) for _ in range(4)], 4)
     first.group(2), second.group(2)
     assert sorted(first.asked) == sorted(second.asked)
@@ -138,7 +138,7 @@ def test_cancelling_a_group_closes_every_environment():
     scene = Scene(environments, 5)
 
     async def leave():
-        call = asyncio.create_task(scene.practice.group(TASK, 0))
+        call = asyncio.create_task(scene.attempt_maker.group(TASK, 0))
         await asyncio.sleep(0.05)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)

@@ -18,7 +18,7 @@ from support.acting import TASK, Puppet, attempted, hang, limits, renderer, run,
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.types import Message, Status, ToolCall
 
 KINDS = {
@@ -219,12 +219,12 @@ def assert_plain(made):
         assert {type(text) for message in turn.heard for text in (message.role, message.content)} <= {str}
 
 
-def practice(environments, **bounds):
+def attempt_maker(environments, **bounds):
     """Attempts in these environments, one after another."""
     render, left = renderer(), iter(environments)
     engine = ScriptedEngine(lambda *_: "hello", lambda said: [70, 71], end_token=render.end_token)
     makes = {TASK.dataset: lambda: next(left)}
-    return Practice(makes, engine, render, Sampling(64), limits(**bounds), 0, "train", ATTEMPTS)
+    return AttemptMaker(makes, engine, render, Sampling(64), limits(**bounds), 0, "train", ATTEMPTS)
 
 
 @pytest.mark.slow
@@ -248,11 +248,11 @@ def test_ten_thousand_malformed_answers_are_counted_failures_and_good_ones_succe
             for one in environment.unawaited:
                 one.close()
 
-    practise = practice(environments, max_turns=3)
+    maker = attempt_maker(environments, max_turns=3)
 
     async def scene():
         for start in range(0, len(environments), ATTEMPTS):
-            group = await practise.group(TASK, epoch=start)
+            group = await maker.group(TASK, epoch=start)
             settle(environments[start : start + ATTEMPTS], group)
             if start % 1000 == 0:
                 assert len(pickle.loads(pickle.dumps(group)).failed) == len(group.failed)
@@ -265,7 +265,7 @@ def test_ten_thousand_malformed_answers_are_counted_failures_and_good_ones_succe
     assert MALFORMED == 10_000
     assert min(places[place] for place in ("open", "step", "close")) > 2_000
     assert min(fields[name] for name in FIELDS) > 400
-    failures = practise.environments[TASK.dataset].failures
+    failures = maker.environments[TASK.dataset].failures
     assert failures.counted.total() > MALFORMED
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == len(failures.kinds)  # one line for each kind, and all are counted
@@ -277,7 +277,7 @@ def test_environments_that_hang_are_counted_and_closed_as_well():
         Puppet(hang, closing=hang if number % 2 else None, opening=hang if number % 3 else None)
         for number in range(ATTEMPTS)
     ]
-    group = run(practice(environments, turn_seconds=0.1).group(TASK, 0))
+    group = run(attempt_maker(environments, turn_seconds=0.1).group(TASK, 0))
     assert group.trajectories == ()
     assert [made.status for made in group.failed] == [Status.timed_out] * ATTEMPTS
     assert [environment.closed for environment in environments] == [1] * ATTEMPTS
@@ -333,8 +333,8 @@ def test_a_keyboard_interrupt_is_nobodys_failure(where):
 def test_an_attempt_whose_loop_is_gone_has_not_failed(caplog):
     """Python closes a forgotten coroutine by a GeneratorExit; swallowed, it would go on with the retries."""
     makes = {TASK.dataset: lambda: Puppet(opening=hang)}
-    practise = Practice(makes, None, renderer(), Sampling(9), limits(), 0, "train", 1, retries=3)
-    coroutine = practise.one(TASK, 0, 0)
+    maker = AttemptMaker(makes, None, renderer(), Sampling(9), limits(), 0, "train", 1, retries=3)
+    coroutine = maker.one(TASK, 0, 0)
 
     async def begin():
         coroutine.send(None)

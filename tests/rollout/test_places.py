@@ -17,7 +17,7 @@ from turnwise.evaluate.evaluator import Examiner
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Batching
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
-from turnwise.rollout.group import Practice, all_of
+from turnwise.rollout.group import AttemptMaker, all_of
 from turnwise.schedule.tasks import Draw
 from turnwise.testing import clock
 from turnwise.types import Status, Task
@@ -82,8 +82,8 @@ def made_in(recipe, where, folder):
         await build.tiny_texts(recipe)
 
     async def training():
-        practice = build.practice_of(recipe, says("it"), renderer(), batches_of(recipe), {})
-        await all_of(practice.group(task, 0) for task in train_tasks[:8])
+        attempt_maker = build.practice_of(recipe, says("it"), renderer(), batches_of(recipe), {})
+        await all_of(attempt_maker.group(task, 0) for task in train_tasks[:8])
 
     async def evaluation():
         await Examiner(recipe, says("it"), renderer(), batches_of(recipe), folder).exam(0, heldout, greedy=False)
@@ -92,7 +92,7 @@ def made_in(recipe, where, folder):
         model, tokenizer = await build.model_and_tokenizer(recipe)
         Crowd.opened = Crowd.most = 0
         parts = build.build_sft(recipe, model, tokenizer)
-        await asyncio.gather(*(parts.stages.practise(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
+        await asyncio.gather(*(parts.stages.make_group(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
 
     run(locals()[where](), seconds=120)
     return Crowd.opened
@@ -141,11 +141,11 @@ def test_play_opens_what_is_played_and_nothing_else(monkeypatch, capsys):
 # ---------------------------------------------------------------- a place
 
 
-def practice_of(make, places, attempts=1, **bounds):
+def attempt_maker_of(make, places, attempts=1, **bounds):
     from turnwise.rollout.places import Supply
 
     environments = {"hops": Supply(make, places)}
-    return Practice(environments, says(), renderer(), Sampling(99), limits(**bounds), 0, "train", attempts)
+    return AttemptMaker(environments, says(), renderer(), Sampling(99), limits(**bounds), 0, "train", attempts)
 
 
 def test_attempts_get_their_places_in_the_order_they_came():
@@ -159,9 +159,9 @@ def test_attempts_get_their_places_in_the_order_they_came():
             await asyncio.sleep(0)
             return Reply(user("go"))
 
-    practice = practice_of(lambda: Named(Reply(finished=True)), Places(3))
+    attempt_maker = attempt_maker_of(lambda: Named(Reply(finished=True)), Places(3))
     tasks = [Task(f"{number:02d}", "hops") for number in range(20)]
-    run(all_of(practice.group(task, 0) for task in tasks))
+    run(all_of(attempt_maker.group(task, 0) for task in tasks))
     assert order == [task.id for task in tasks]
 
 
@@ -173,8 +173,8 @@ def test_deadlines_begin_with_the_place():
         await asyncio.sleep(1.0)
         return Reply(finished=True, outcome=1.0)
 
-    practice = practice_of(lambda: Puppet(second), Places(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
-    group = clock.run(practice.group(Task("t", "hops"), 0))
+    attempt_maker = attempt_maker_of(lambda: Puppet(second), Places(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
+    group = clock.run(attempt_maker.group(Task("t", "hops"), 0))
     assert [made.status for made in group.trajectories] == [Status.finished] * 10
 
 
@@ -291,11 +291,11 @@ def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit)
     batches = Batches(Together, rule=rule_of(settings), slots=2, call_seconds=60.0, places=Places(limit))
     make = batches.wrap(Together, lane_of(settings, validation=False))
     bounds = limits(turn_seconds=100.0, attempt_seconds=1000.0)
-    practice = Practice({"hops": make}, says(), renderer(), Sampling(99), bounds, 0, "train", attempts=3)
+    attempt_maker = AttemptMaker({"hops": make}, says(), renderer(), Sampling(99), bounds, 0, "train", attempts=3)
     tasks = [Task(f"t-{turns}", "hops", {"turns": turns}) for turns in (1, 3, 2, 5)]
 
     async def scene():
-        return await all_of(practice.group(task, 0) for task in tasks)
+        return await all_of(attempt_maker.group(task, 0) for task in tasks)
 
     groups = clock.run(scene())
     assert [len(made.turns) for group in groups for made in group.trajectories] == [1] * 3 + [3] * 3 + [2] * 3 + [5] * 3

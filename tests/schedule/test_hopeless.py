@@ -11,9 +11,9 @@ from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
 from turnwise.evaluate.result import evaluate
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.schedule.hopeless import ENOUGH, Omen, RunStopped, one_failure
-from turnwise.schedule.stream import GroupStream, Slots
+from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Status, Task, Trajectory
@@ -140,8 +140,8 @@ def examined(tasks, broken, attempts=1, slow=()):
             return Reply(finished=True)
 
     places = {"a": Some, "b": Some}
-    practice = Practice(places, says(), renderer(), Sampling(99), limits(), 0, "heldout", attempts)
-    run(evaluate(practice, tasks, 1.0, Omen(tasks, attempts)))
+    attempt_maker = AttemptMaker(places, says(), renderer(), Sampling(99), limits(), 0, "heldout", attempts)
+    run(evaluate(attempt_maker, tasks, 1.0, Omen(tasks, attempts)))
     return len(made)
 
 
@@ -179,11 +179,11 @@ def taken(groups, count, limit=1000):
     async def scene():
         numbers = iter(range(10_000))
 
-        async def practise(draw):
+        async def make_group(draw):
             return groups(draw)
 
         draw = lambda: Draw(number := next(numbers), Task(f"t-{number}", "hops"), 0)
-        async with GroupStream(draw, practise, Slots(count), 1000) as stream:
+        async with GroupStream(draw, make_group, LagSlots(count), 1000) as stream:
             return await take(stream, count, lambda group: bool(group.trajectories), limit)
 
     return run(scene(), seconds=10)

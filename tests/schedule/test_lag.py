@@ -99,14 +99,14 @@ def played(seed):
         status = Status.failed if random.random() < fail else Status.finished
         return Trajectory(tuple(turns), status, float(random.random() > dull) * random.random())
 
-    async def practise(draw):
+    async def make_group(draw):
         started.append(draw.number)
         made = await all_of(attempt() for _ in range(2))
         counted = tuple(t for t in made if t.status.counts)
         return Group(draw.task, counted, tuple(t for t in made if not t.status.counts))
 
     stages = Stages(
-        practise=practise,
+        make_group=make_group,
         keep=choices.keep_of(recipe),
         plan=lambda turns: pack(turns, 10_000),
         estimate=choices.estimate_of(recipe),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.acting import group, run
 from support.making import few, make_group
 from turnwise.schedule.fairness import Fairness
-from turnwise.schedule.stream import GroupStream, Slots, Used
+from turnwise.schedule.stream import GroupStream, LagSlots, Used
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Task
 
@@ -26,14 +26,14 @@ def draws(first=0):
     return draw
 
 
-def practising(delays, made=None):
-    async def practise(draw):
+def group_maker(delays, made=None):
+    async def make_group(draw):
         await asyncio.sleep(delays.get(draw.number, 0.0))
         if made is not None:
             made.append(draw.number)
         return group(0.0, 1.0, task=draw.task)
 
-    return practise
+    return make_group
 
 
 async def take(stream, number):
@@ -44,7 +44,7 @@ async def take(stream, number):
 def test_groups_come_as_they_started_or_as_they_finish(order, wanted):
     async def work():
         delays = {0: 0.12, 2: 0.06}
-        async with GroupStream(draws(), practising(delays), Slots(4), 4, order=order) as stream:
+        async with GroupStream(draws(), group_maker(delays), LagSlots(4), 4, order=order) as stream:
             return await take(stream, 4), stream.used
 
     found, used = run(work())
@@ -54,7 +54,7 @@ def test_groups_come_as_they_started_or_as_they_finish(order, wanted):
 
 def test_what_was_used_out_of_order_is_remembered():
     async def work():
-        async with GroupStream(draws(), practising({0: 9.0}), Slots(4), 4, order="finished") as stream:
+        async with GroupStream(draws(), group_maker({0: 9.0}), LagSlots(4), 4, order="finished") as stream:
             await take(stream, 2)
             return stream.used
 
@@ -77,8 +77,8 @@ def test_a_resumed_stream_makes_only_what_is_missing():
     async def work():
         kept = {3: group(0.5, task=Task("3", "hops"))}
         used = Used(2, [4])
-        practise = practising({}, made)
-        async with GroupStream(draws(2), practise, Slots(3), 3, used=used, finished=kept) as stream:
+        make_group = group_maker({}, made)
+        async with GroupStream(draws(2), make_group, LagSlots(3), 3, used=used, finished=kept) as stream:
             return await take(stream, 3), stream.used
 
     found, used = run(work())
@@ -89,8 +89,8 @@ def test_a_resumed_stream_makes_only_what_is_missing():
 
 def test_waiting_groups_are_those_finished_and_not_taken():
     async def work():
-        practise = practising({2: 9.0})
-        async with GroupStream(draws(), practise, Slots(4), 4) as stream:
+        make_group = group_maker({2: 9.0})
+        async with GroupStream(draws(), make_group, LagSlots(4), 4) as stream:
             await take(stream, 1)
             await asyncio.sleep(0.05)
             return sorted(stream.waiting())
@@ -101,7 +101,7 @@ def test_waiting_groups_are_those_finished_and_not_taken():
 def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
     async def work():
         kept = {7: group(0.5, task=Task("7", "hops"))}
-        async with GroupStream(draws(), practising({}), Slots(1), 1, finished=kept) as stream:
+        async with GroupStream(draws(), group_maker({}), LagSlots(1), 1, finished=kept) as stream:
             await take(stream, 1)
             return sorted(stream.waiting())
 
@@ -110,7 +110,7 @@ def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
 
 def test_what_is_waited_for_is_named(caplog):
     async def work():
-        async with GroupStream(draws(), practising({0: 0.2}), Slots(2), 2, patience=0.05) as stream:
+        async with GroupStream(draws(), group_maker({0: 0.2}), LagSlots(2), 2, patience=0.05) as stream:
             await take(stream, 1)
 
     with caplog.at_level(logging.WARNING):
@@ -119,11 +119,11 @@ def test_what_is_waited_for_is_named(caplog):
 
 
 def test_an_error_of_an_attempt_reaches_whoever_takes():
-    async def practise(draw):
+    async def make_group(draw):
         raise RuntimeError("a bug of ours")
 
     async def work():
-        async with GroupStream(draws(), practise, Slots(1), 1) as stream:
+        async with GroupStream(draws(), make_group, LagSlots(1), 1) as stream:
             await stream.next()
 
     with pytest.raises(RuntimeError, match="a bug of ours"):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from support.acting import Puppet, group, hang, limits, renderer, run, says
 from turnwise.engines.base import Sampling
-from turnwise.rollout.group import Practice
-from turnwise.schedule.stream import GroupStream, Slots
+from turnwise.rollout.group import AttemptMaker
+from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Task
@@ -43,26 +43,26 @@ def number_of(made):
 class Training:
     """A training loop in miniature: versions, lags and what was started, with durations of one's choice."""
 
-    def __init__(self, max_lag, groups, steps, *, practise_ticks, train_ticks, keep=lambda number: True):
-        self.slots = Slots((max_lag + 1) * groups)
+    def __init__(self, max_lag, groups, steps, *, sample_ticks, train_ticks, keep=lambda number: True):
+        self.slots = LagSlots((max_lag + 1) * groups)
         self.groups, self.steps = groups, steps
-        self.practise_ticks, self.train_ticks, self.keep = practise_ticks, train_ticks, keep
+        self.sample_ticks, self.train_ticks, self.keep = sample_ticks, train_ticks, keep
         self.version = 0
         self.started_at = {}
         self.running = self.most_running = 0
         self.lags = []
         self.trained, self.dropped = [], []
 
-    async def practise(self, draw):
+    async def make_group(self, draw):
         self.started_at[draw.number] = self.version
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        await ticks(self.practise_ticks(draw.number))
+        await ticks(self.sample_ticks(draw.number))
         self.running -= 1
         return group(0.0, 1.0, task=draw.task)
 
     async def train(self):
-        async with GroupStream(draws(), self.practise, self.slots, self.steps * self.groups) as stream:
+        async with GroupStream(draws(), self.make_group, self.slots, self.steps * self.groups) as stream:
             for _ in range(self.steps):
                 taken = await take(stream, self.groups, lambda made: self.keep(number_of(made)), 10**9)
                 numbers = [number_of(made) for made in taken.kept]
@@ -91,7 +91,7 @@ def test_no_group_is_trained_on_later_than_the_lag_allows(max_lag, groups, slowe
         max_lag,
         groups,
         steps=8,
-        practise_ticks=lambda number: random.choice((0, 1, random.randint(0, slowest), slowest)),
+        sample_ticks=lambda number: random.choice((0, 1, random.randint(0, slowest), slowest)),
         train_ticks=lambda: random.randint(0, slowest_step),
         keep=lambda number: kept.setdefault(number, random.random() >= drop),
     )
@@ -107,7 +107,7 @@ def test_no_group_is_trained_on_later_than_the_lag_allows(max_lag, groups, slowe
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_sampling_runs_ahead_as_far_as_the_lag_allows(max_lag):
     """The bound is met, not only kept: quick attempts wait for a slow learner."""
-    training = Training(max_lag, 3, steps=10, practise_ticks=lambda number: 1, train_ticks=lambda: 25)
+    training = Training(max_lag, 3, steps=10, sample_ticks=lambda number: 1, train_ticks=lambda: 25)
     run(training.train())
     assert max(training.lags) == max_lag
     assert training.lags[-1] == max_lag
@@ -116,7 +116,7 @@ def test_sampling_runs_ahead_as_far_as_the_lag_allows(max_lag):
 def test_without_lag_every_group_is_sampled_by_the_weights_it_trains():
     random = Random(0)
     training = Training(
-        0, 4, steps=6, practise_ticks=lambda number: random.randint(0, 9), train_ticks=lambda: random.randint(0, 9)
+        0, 4, steps=6, sample_ticks=lambda number: random.randint(0, 9), train_ticks=lambda: random.randint(0, 9)
     )
     run(training.train())
     assert set(training.lags) == {0}
@@ -125,7 +125,7 @@ def test_without_lag_every_group_is_sampled_by_the_weights_it_trains():
 
 
 def test_a_slow_group_is_waited_for_and_keeps_its_place():
-    training = Training(2, 2, steps=6, practise_ticks=lambda number: 300 if number == 3 else 1, train_ticks=lambda: 2)
+    training = Training(2, 2, steps=6, sample_ticks=lambda number: 300 if number == 3 else 1, train_ticks=lambda: 2)
     run(training.train())
     assert training.trained == list(range(12))
     assert max(training.lags) <= 2
@@ -133,7 +133,7 @@ def test_a_slow_group_is_waited_for_and_keeps_its_place():
 
 def test_dropped_groups_are_replaced_at_once():
     training = Training(
-        0, 2, steps=3, practise_ticks=lambda number: 1, train_ticks=lambda: 3, keep=lambda number: number % 5 == 0
+        0, 2, steps=3, sample_ticks=lambda number: 1, train_ticks=lambda: 3, keep=lambda number: number % 5 == 0
     )
     run(training.train())
     assert training.trained == [0, 5, 10, 15, 20, 25]
@@ -144,13 +144,13 @@ def test_dropped_groups_are_replaced_at_once():
 def test_groups_start_only_while_there_are_slots():
     started = []
 
-    async def practise(draw):
+    async def make_group(draw):
         started.append(draw.number)
         return group(1.0, task=draw.task)
 
     async def scene():
-        slots = Slots(3)
-        async with GroupStream(draws(), practise, slots, wanted=100) as stream:
+        slots = LagSlots(3)
+        async with GroupStream(draws(), make_group, slots, wanted=100) as stream:
             await settled()
             assert started == [0, 1, 2]
             assert [number_of(await stream.next()) for _ in range(2)] == [0, 1]
@@ -169,12 +169,12 @@ def test_groups_start_only_while_there_are_slots():
 def test_no_more_groups_than_wanted_are_started():
     started = []
 
-    async def practise(draw):
+    async def make_group(draw):
         started.append(draw.number)
         return group(1.0, task=draw.task)
 
     async def scene():
-        async with GroupStream(draws(), practise, Slots(100), wanted=4) as stream:
+        async with GroupStream(draws(), make_group, LagSlots(100), wanted=4) as stream:
             await settled()
             assert len(started) == 4
             stream.replace_dropped()
@@ -185,12 +185,12 @@ def test_no_more_groups_than_wanted_are_started():
 
 
 def test_a_taker_that_gives_up_loses_no_group():
-    async def practise(draw):
+    async def make_group(draw):
         await ticks(5)
         return group(1.0, task=draw.task)
 
     async def scene():
-        async with GroupStream(draws(), practise, Slots(4), wanted=4) as stream:
+        async with GroupStream(draws(), make_group, LagSlots(4), wanted=4) as stream:
             impatient = asyncio.create_task(stream.next())
             await ticks(3)
             impatient.cancel()
@@ -201,11 +201,11 @@ def test_a_taker_that_gives_up_loses_no_group():
 
 
 def test_an_error_in_an_attempt_reaches_the_taker():
-    async def practise(draw):
+    async def make_group(draw):
         raise LookupError("a mistake of ours")
 
     async def scene():
-        async with GroupStream(draws(), practise, Slots(2), wanted=4) as stream:
+        async with GroupStream(draws(), make_group, LagSlots(2), wanted=4) as stream:
             await stream.next()
 
     with pytest.raises(LookupError, match="a mistake of ours"):
@@ -217,7 +217,7 @@ def test_an_error_in_drawing_reaches_the_taker():
         raise LookupError("no weights for this dataset")
 
     async def scene():
-        async with GroupStream(draw, None, Slots(2), wanted=4) as stream:
+        async with GroupStream(draw, None, LagSlots(2), wanted=4) as stream:
             await stream.next()
 
     with pytest.raises(LookupError):
@@ -233,11 +233,13 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
         return made[-1]
 
     patient = limits(turn_seconds=1000.0, attempt_seconds=1000.0)
-    practice = Practice({"hops": make}, says(), renderer(), Sampling(99), patient, seed=0, split="train", attempts=2)
+    attempt_maker = AttemptMaker(
+        {"hops": make}, says(), renderer(), Sampling(99), patient, seed=0, split="train", attempts=2
+    )
 
     async def scene():
-        practise = lambda draw: practice.group(draw.task, draw.epoch)
-        async with GroupStream(draws(), practise, Slots(3), wanted=100) as stream:
+        make_group = lambda draw: attempt_maker.group(draw.task, draw.epoch)
+        async with GroupStream(draws(), make_group, LagSlots(3), wanted=100) as stream:
             while sum(len(puppet.heard) for puppet in made) < 6:
                 await asyncio.sleep(0.001)
             if how == "raise":
@@ -264,7 +266,7 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
 
 def test_leaving_a_stream_that_never_started_anything():
     async def scene():
-        async with GroupStream(draws(), None, Slots(0), wanted=3) as stream:
+        async with GroupStream(draws(), None, LagSlots(0), wanted=3) as stream:
             assert isinstance(stream, GroupStream)
 
     run(scene())

@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from support.acting import group, run, trajectory
-from turnwise.schedule.stream import GroupStream, Slots
+from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import RunStopped, Taken, take, why_dropped
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Status, Task
@@ -22,15 +22,15 @@ class Source:
         self.started += 1
         return Draw(self.started - 1, Task(f"t-{self.started - 1}", "hops"), 0)
 
-    async def practise(self, draw):
+    async def make_group(self, draw):
         await asyncio.sleep(0)
         paid = self.outcomes[draw.number] if draw.number < len(self.outcomes) else (0.0, 1.0)
         return paid(draw.task) if callable(paid) else group(*paid, task=draw.task)
 
     def taken(self, *counts, limit=100):
         async def scene():
-            slots = Slots(self.slots)
-            async with GroupStream(self.draw, self.practise, slots, self.wanted) as stream:
+            slots = LagSlots(self.slots)
+            async with GroupStream(self.draw, self.make_group, slots, self.wanted) as stream:
                 result = []
                 for number in counts:
                     result.append(

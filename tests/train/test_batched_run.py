@@ -16,7 +16,7 @@ from turnwise.envs.hops import Hops
 from turnwise.evaluate.result import evaluate
 from turnwise.recipe.parse import load_recipe, parse_recipe
 from turnwise.rollout.batching.flush import Adaptive, Lockstep
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 
 
 class HopsTogether(Hops):
@@ -121,7 +121,7 @@ def test_the_environment_of_the_docs_is_batched(tmp_path, monkeypatch):
     words = iter([task.data["word"][::-1] for task in tasks])
     makers = batched_makers(given, batches, validation=True)
     engine = says(lambda *_: next(words))
-    practice = Practice(makers, engine, renderer(), Sampling(20), limits(), seed=0, split="heldout", attempts=1)
+    practice = AttemptMaker(makers, engine, renderer(), Sampling(20), limits(), seed=0, split="heldout", attempts=1)
 
     async def work():
         return await evaluate(practice, tasks, 1.0), batches["Riddle"].report()

@@ -42,14 +42,14 @@ def test_steps_without_any_sampled_token_are_steps():
     parts = parts_of(2, "steps=2")
     lines = []
 
-    async def practise(draw):
+    async def make_group(draw):
         return speechless(draw.task.id)
 
     async def after(progress, metrics, records, waiting):
         lines.append(metrics)
 
     async def scene():
-        progress, stages = Progress(), replace(parts.stages, practise=practise)
+        progress, stages = Progress(), replace(parts.stages, make_group=make_group)
         before = {name: tensor.clone() for name, tensor in parts.learner.publish().items()}
         try:
             await train(

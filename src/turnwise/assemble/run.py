@@ -52,7 +52,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.group import Practice, all_of
+from turnwise.rollout.group import AttemptMaker, all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Play
@@ -347,9 +347,9 @@ def driven(recipe: Recipe, plays: Mapping[str, Play]) -> Mapping[str, Play]:
 
 def practice_of(
     recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], plays: Mapping[str, Play]
-) -> Practice:
+) -> AttemptMaker:
     """How training attempts are made."""
-    return Practice(
+    return AttemptMaker(
         plays=driven(recipe, plays),
         environments=batched_makers(recipe, batches, validation=False),
         engine=engine,
@@ -371,12 +371,12 @@ def exam_of(
     plays: Mapping[str, Play],
     *,
     greedy: bool,
-) -> Practice:
+) -> AttemptMaker:
     """How held-out attempts are made: the same loop with its own sampling."""
     e = recipe.evaluation
     greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
     sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
-    return Practice(
+    return AttemptMaker(
         plays=driven(recipe, plays),
         environments=batched_makers(recipe, batches, validation=True),
         engine=engine,
@@ -422,7 +422,7 @@ def build(
     practice = practice_of(recipe, engine, renderer, batches, plays)
     settle = choices.failure_of(recipe)
 
-    async def practise(draw: Draw) -> Group:
+    async def make_group(draw: Draw) -> Group:
         return settle(await practice.group(draw.task, draw.epoch))
 
     lay_out = layout_of(recipe, model)
@@ -441,7 +441,7 @@ def build(
         every=recipe.sync.every,
     )
     stages = Stages(
-        practise=practise,
+        make_group=make_group,
         keep=choices.keep_of(recipe),
         plan=plan,
         estimate=choices.estimate_of(recipe),
@@ -512,7 +512,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     sft = recipe.sft
     site = Site(recipe.cluster) if recipe.cluster.on_ray else None
     learner = learner_for(recipe, model, partial(sft_learner, recipe, portable(recipe, model)), site)
-    practise: Callable[[Draw], Awaitable[Group]]
+    make_group: Callable[[Draw], Awaitable[Group]]
     endpoint = endpoint_of(recipe)
     plays = plays_of(recipe, endpoint)
     failures = Failures()
@@ -520,7 +520,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
         recital = Recital(renderer)
         tasks = read_demonstrations(Path(sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        practise = lambda draw: recital.group(draw.task, draw.epoch)
+        make_group = lambda draw: recital.group(draw.task, draw.epoch)
     else:
         supplies = supplies_of(recipe, failures)
         for label, make in supplies.items():
@@ -530,10 +530,10 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
                 )
         expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, sft.noise, plays)
         order = task_order(recipe, tasks_of(recipe, "train", sft.demonstrations))
-        practise = lambda draw: expert.group(draw.task, draw.epoch)
+        make_group = lambda draw: expert.group(draw.task, draw.epoch)
     lay_out = layout_of(recipe, model)
     stages = Stages(
-        practise=practise,
+        make_group=make_group,
         keep=lambda group: bool(group.trajectories),
         plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
         estimate=imitate,

@@ -34,11 +34,11 @@ async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 @dataclass(frozen=True, slots=True)
-class Practice:
-    """Everything attempts need beside the task. Training, validation and demonstrations differ by these values only."""
+class AttemptMaker:
+    """Makes attempts and groups of attempts at tasks. Training and validation differ by these values only."""
 
     environments: Mapping[str, Callable[[], Environment]]
-    """By dataset: makes a fresh environment; one without a bound of its own gets the usual one."""
+    """By dataset: makes a new environment. A maker without a limit on open environments gets the default limit."""
     engine: Engine
     renderer: Renderer
     sampling: Sampling
@@ -48,7 +48,7 @@ class Practice:
     attempts: int
     retries: int = 0
     plays: Mapping[str, Play] = field(default_factory=dict)
-    """By dataset: who makes the turns, where that is not the agent loop itself."""
+    """By dataset: what makes the turns, if that is not the agent loop."""
 
     def __post_init__(self) -> None:
         supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}

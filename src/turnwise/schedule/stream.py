@@ -15,12 +15,12 @@ from turnwise.types import Group
 
 log = logging.getLogger(__name__)
 
-Practise = Callable[[Draw], Awaitable[Group]]
+MakeGroup = Callable[[Draw], Awaitable[Group]]
 Order = Literal["started", "finished"]
 
 
-class Slots:
-    """Permission to start groups. A group holds a slot from its start until weights trained on it are live.
+class LagSlots:
+    """Permits to start groups. A group holds a slot from its start until weights trained on it are live.
 
     With (max_lag + 1) * groups_per_step slots and groups taken in the order they started, no group can be trained on
     more than max_lag versions after its first token.
@@ -68,15 +68,15 @@ class GroupStream:
     Groups that an earlier part of the run had `finished`, by the number of their draw, are not made again.
 
     Example:
-        async with GroupStream(tasks.draw, practise, Slots(32), wanted=320) as stream:
+        async with GroupStream(tasks.draw, make_group, LagSlots(32), wanted=320) as stream:
             group = await stream.next()
     """
 
     def __init__(
         self,
         draw: Callable[[], Draw],
-        practise: Practise,
-        slots: Slots,
+        make_group: MakeGroup,
+        slots: LagSlots,
         wanted: int,
         *,
         order: Order = "started",
@@ -85,7 +85,7 @@ class GroupStream:
         patience: float = 60.0,
     ) -> None:
         self.draw = draw
-        self.practise = practise
+        self.make_group = make_group
         self.slots = slots
         self.wanted = asyncio.Semaphore(wanted)
         self.order = order
@@ -133,7 +133,7 @@ class GroupStream:
 
     async def make(self, draw: Draw) -> Group:
         kept = self.kept.pop(draw.number, None)
-        return kept if kept is not None else await self.practise(draw)
+        return kept if kept is not None else await self.make_group(draw)
 
     def finish(self, entry: Started) -> None:
         self.ready.append(entry)

@@ -23,7 +23,7 @@ from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
-from turnwise.schedule.stream import GroupStream, Order, Practise, Slots, Used
+from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.train.weight_check import NOTHING, Found
@@ -92,7 +92,7 @@ Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, f
 class Stages:
     """The parts of a step, chosen in build.py."""
 
-    practise: Practise
+    make_group: MakeGroup
     keep: Callable[[Group], bool]
     plan: Callable[[Sequence[Turn]], list[Plan]]
     estimate: Callable[[Sequence[Group], Mapping[str, Any]], Credit]
@@ -127,12 +127,12 @@ async def train(
 ) -> None:
     """Train until the last step, or until `stop` is set; `progress` is then at the end of a whole step. Groups that an
     earlier part of the run left `waiting` are trained on in their turn."""
-    slots = Slots((settings.max_lag + 1) * settings.groups_per_step)
+    slots = LagSlots((settings.max_lag + 1) * settings.groups_per_step)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
     tasks.skip(progress.used.base)
     async with GroupStream(
         tasks.draw,
-        stages.practise,
+        stages.make_group,
         slots,
         wanted,
         order=settings.order,

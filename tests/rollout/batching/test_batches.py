@@ -14,7 +14,7 @@ from turnwise.recipe.schema import Batching
 from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
 from turnwise.rollout.batching.flush import Adaptive, Lockstep
 from turnwise.rollout.batching.microbatch import Lane
-from turnwise.rollout.group import Practice
+from turnwise.rollout.group import AttemptMaker
 from turnwise.seeds import seed_of
 from turnwise.testing.clock import run
 from turnwise.types import Status, Task
@@ -98,13 +98,13 @@ def one_renderer():
     return renderer()
 
 
-def practice(kind, log, settings, script=slow_speech, validation=True, attempts=1, retries=0, **bounds):
-    """A practice over a batched class of environments, and what batches it."""
+def attempt_maker(kind, log, settings, script=slow_speech, validation=True, attempts=1, retries=0, **bounds):
+    """A attempt_maker over a batched class of environments, and what batches it."""
     seconds = bounds.get("turn_seconds", 500.0)
     batches = Batches(kind, rule=rule_of(settings), slots=settings.slots, call_seconds=seconds)
     make = batches.wrap(lambda: kind(log), lane_of(settings, validation=validation))
     patient = {"turn_seconds": 500.0, "attempt_seconds": 5000.0}
-    return batches, Practice(
+    return batches, AttemptMaker(
         {"graded": make},
         says(script, render=one_renderer()),
         one_renderer(),
@@ -123,7 +123,7 @@ def tasks(*turns):
 
 def examined(kind, settings, chosen, **how):
     log = Log()
-    batches, own = practice(kind, log, settings, **how)
+    batches, own = attempt_maker(kind, log, settings, **how)
     result = run(evaluate(own, chosen, 1.0))
     assert [environment.closed for environment in log.made] == [1] * len(log.made)
     return result, log, batches
@@ -165,7 +165,7 @@ def test_results_are_the_same_under_every_policy():
 def test_training_groups_are_the_same_too():
     groups = []
     for settings in POLICIES.values():
-        _, own = practice(Graded, Log(), settings, validation=False, attempts=4)
+        _, own = attempt_maker(Graded, Log(), settings, validation=False, attempts=4)
         groups.append(run(own.group(tasks(3)[0], epoch=2)))
     assert [len(group.trajectories) for group in groups] == [4] * len(POLICIES)
     assert len({str(told(Result((group,), 1.0))) for group in groups}) == 1
@@ -183,7 +183,7 @@ def test_rounds_in_parts_are_as_many():
 
     async def work():
         log = Log()
-        batches, own = practice(Graded, log, POLICIES["lockstep in parts"], attempts=2)
+        batches, own = attempt_maker(Graded, log, POLICIES["lockstep in parts"], attempts=2)
         await evaluate(own, tasks(*turns), 1.0)
         return log, batches.report()
 
@@ -257,7 +257,7 @@ class LateGrader(Alone):
 
 def test_only_what_is_batchable_is_batched_and_plain_functions_run_in_threads():
     log = Log()
-    batches, own = practice(LateGrader, log, Batching(policy="lockstep", slots=1), lambda *_: "hello", attempts=6)
+    batches, own = attempt_maker(LateGrader, log, Batching(policy="lockstep", slots=1), lambda *_: "hello", attempts=6)
     group = acting.run(own.group(tasks(1)[0], 0))
     assert [trajectory.total for trajectory in group.trajectories] == [1.25, 0.25] * 3
     assert len(log.closes) == 1
@@ -379,7 +379,7 @@ def test_a_step_that_was_given_up_is_over_before_its_environment_closes():
             return [Reply(finished=True) for _ in environments]
 
     async def work():
-        batches, own = practice(Slow, Log(), Batching(slots=1))
+        batches, own = attempt_maker(Slow, Log(), Batching(slots=1))
         one, other = (own.environments["graded"]() for _ in range(2))
         for environment in (one, other):
             await environment.open(None)
@@ -399,7 +399,7 @@ def test_an_environment_is_closed_though_its_caller_did_not_wait():
     log = Log()
 
     async def work():
-        batches, own = practice(Graded, log, Batching(slots=1))
+        batches, own = attempt_maker(Graded, log, Batching(slots=1))
         environment = own.environments["graded"]()
         await environment.open(tasks(1)[0])
         with pytest.raises(TimeoutError):
@@ -437,7 +437,7 @@ def test_cancelling_closes_every_environment(make):
     log = Log()
 
     async def work():
-        batches, own = practice(Graded, log, Batching(slots=1, max_batch=2), attempts=6)
+        batches, own = attempt_maker(Graded, log, Batching(slots=1, max_batch=2), attempts=6)
         making = asyncio.create_task(make(own))
         await asyncio.sleep(7)
         making.cancel()
@@ -553,7 +553,7 @@ def test_every_attempt_ends_and_every_environment_is_closed_once(caplog):
         log, settings = Log(), random.choice(list(POLICIES.values()))
 
         async def work(random=random, log=log, settings=settings, seed=seed):
-            batches, own = practice(
+            batches, own = attempt_maker(
                 Hostile, log, settings, attempts=random.randint(1, 4), retries=random.randint(0, 1), turn_seconds=20.0
             )
             task = Task("t", "graded", {"turns": random.randint(1, 3), "seed": seed})
