@@ -10,12 +10,11 @@ from cluster.pool import Made, learner
 from properties.test_tree_layout import HANDED_OVER, OBJECTIVE, PARTS, WHOLE, WORKLOADS
 from support.acting import byte_tokenizer
 from support.making import distance, gradients, make_model, parameters
-from turnwise.cluster.ranked import LearnerLost
 from turnwise.learn.lora import LoraSettings
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
-from turnwise.schedule.hopeless import RunStopped
+from turnwise.schedule.stopping import LearnerLost, RunStopped
 
 TIED = {"qwen3": True, "llama": False}
 

@@ -18,7 +18,7 @@ from turnwise.engines.slots.engine import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
 from turnwise.recipe.parse import parse_recipe
-from turnwise.schedule.take import RunStopped
+from turnwise.schedule.stopping import RunStopped
 from turnwise.train.loop import Progress, train, unchecked
 from turnwise.types import Message, Task
 

@@ -14,8 +14,8 @@ from turnwise.plan.pack import pack
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.group import all_of
 from turnwise.schedule.tasks import TaskOrder
-from turnwise.schedule.workers import in_virtual_time
 from turnwise.testing import clock
+from turnwise.testing.workers import in_virtual_time
 from turnwise.train.loop import Progress, Stages, train
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 

@@ -11,8 +11,8 @@ from turnwise.assemble.run import build
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
-from turnwise.schedule.workers import in_virtual_time
 from turnwise.testing import clock
+from turnwise.testing.workers import in_virtual_time
 from turnwise.train import run
 from turnwise.types import turns_of
 

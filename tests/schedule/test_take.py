@@ -4,8 +4,9 @@ import logging
 import pytest
 
 from support.acting import group, run, trajectory
+from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots
-from turnwise.schedule.take import RunStopped, Taken, take, why_dropped
+from turnwise.schedule.take import Taken, take, why_dropped
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Status, Task
 

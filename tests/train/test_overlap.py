@@ -20,9 +20,9 @@ from turnwise.runs.archive import read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
-from turnwise.schedule.take import RunStopped
-from turnwise.schedule.workers import in_virtual_time
+from turnwise.schedule.stopping import RunStopped
 from turnwise.testing import clock
+from turnwise.testing.workers import in_virtual_time
 from turnwise.train import run
 
 

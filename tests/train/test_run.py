@@ -23,7 +23,7 @@ from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
-from turnwise.schedule.take import RunStopped
+from turnwise.schedule.stopping import RunStopped
 from turnwise.train import run
 from turnwise.types import Message, turns_of
 

@@ -57,7 +57,8 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Play
 from turnwise.runs.checkpoint import check_model_folder
-from turnwise.schedule.hopeless import RunStopped, attempts_of, one_failure, why_hopeless
+from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message
+from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.serve.endpoint import Endpoint, check_installed
@@ -113,8 +114,8 @@ def stop_if_none_opens(groups: Sequence[Group]) -> None:
     """Raise RunStopped where no environment could be opened, for one reason. What fails later may do so because nobody
     demonstrates."""
     attempts = attempts_of(groups)
-    if (failure := one_failure(groups)) and not any(made.turns for made in attempts):
-        raise RunStopped(why_hopeless(len(attempts), "at training tasks", failure))
+    if (failure := shared_failure(groups)) and not any(made.turns for made in attempts):
+        raise RunStopped(shared_failure_message(len(attempts), "at training tasks", failure))
 
 
 async def model_and_tokenizer(recipe: Recipe, path: str | Path | None = None) -> tuple[Any, Any]:

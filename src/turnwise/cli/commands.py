@@ -58,7 +58,7 @@ def conduct(
 ) -> int:
     """Run to the end or to Ctrl-C, and say what came of it. The first Ctrl-C or SIGTERM asks the run to stop at the
     next safe point; the second ends it at once."""
-    from turnwise.schedule.take import RunStopped
+    from turnwise.schedule.stopping import RunStopped
     from turnwise.schedule.watchdog import Watchdog
     from turnwise.train.run import Run, describe_success
     from turnwise.train.warm_start import Stopped
@@ -135,7 +135,7 @@ def sft_command(chosen: argparse.Namespace) -> int:
     from turnwise.assemble import run as build
     from turnwise.atomic import atomic_folder
     from turnwise.learn.learner import save_policy
-    from turnwise.schedule.hopeless import RunStopped
+    from turnwise.schedule.stopping import RunStopped
     from turnwise.train.warm_start import imitate
 
     recipe = recipe_of(chosen.recipe, chosen.overrides)
@@ -180,7 +180,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
     from turnwise.assemble.environments import read_tasks, tasks_of
     from turnwise.evaluate.report import appraise
     from turnwise.evaluate.target import Subject
-    from turnwise.schedule.hopeless import RunStopped
+    from turnwise.schedule.stopping import RunStopped
 
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
     asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join
-from turnwise.cluster.ranked import LearnerLost
+from turnwise.schedule.stopping import LearnerLost
 from turnwise.weights.object_store import Parcel
 
 

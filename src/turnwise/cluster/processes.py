@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Never
 
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
-from turnwise.cluster.ranked import LearnerLost
 from turnwise.engines.remote.child import Child
+from turnwise.schedule.stopping import LearnerLost
 from turnwise.weights.object_store import opened
 
 GRACE = 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,22 +15,6 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
-from turnwise.schedule.hopeless import RunStopped
-
-log = logging.getLogger(__name__)
-
-
-class LearnerLost(RunStopped):
-    """A rank has failed, and the learner with it: nothing of it can be saved any more, and a resume starts from the
-    last checkpoint."""
-
-    @classmethod
-    def by(cls, rank: int, reason: str) -> LearnerLost:
-        """What `rank` failed of; where that is a traceback, its last line, and the whole of it in the log."""
-        lines = reason.strip().splitlines() or ["nobody knows why"]
-        if len(lines) > 1:
-            log.error("rank %d of the learner failed:\n%s", rank, reason)
-        return cls(f"rank {rank} of the learner failed: {lines[-1]}")
 
 
 class Ranks(Protocol):

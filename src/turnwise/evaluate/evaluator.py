@@ -19,7 +19,7 @@ from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Play
 from turnwise.runs.evaluations import write_evaluation
-from turnwise.schedule.hopeless import Omen
+from turnwise.schedule.shared_failure import SharedFailureCheck
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def omen_of(recipe: Recipe, tasks: Sequence[Task], *, greedy: bool) -> Callable[
     """What stops an exam that only fails. Where failures are paid they are the policy's own, and say nothing."""
     if recipe.rollout.on_failure.name != "drop":
         return lambda group: None
-    return Omen(tasks, 1 if greedy else recipe.evaluation.attempts)
+    return SharedFailureCheck(tasks, 1 if greedy else recipe.evaluation.attempts)
 
 
 class Examiner:

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turnwise.schedule.hopeless import ENOUGH, RunStopped, attempts_of, one_failure, why_hopeless
+from turnwise.schedule.shared_failure import MIN_ATTEMPTS, attempts_of, shared_failure, shared_failure_message
+from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream
 from turnwise.types import Group, Status
-
-__all__ = ["RunStopped", "Taken", "take", "why_dropped"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
     kept: list[Group] = []
     dropped: list[Group] = []
     failed: list[Group] = []
-    """Those of them that came last, without an attempt that counts."""
+    """The last dropped groups in a row that have no attempt that counts."""
     in_a_row = 0
     while len(kept) < count:
         group = await stream.next()
@@ -47,8 +46,9 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
             continue
         dropped.append(group)
         failed = [] if group.trajectories else [*failed, group]
-        if len(failed) >= count and len(attempts_of(failed)) >= ENOUGH and (failure := raised_by_all(failed)):
-            raise RunStopped(why_hopeless(len(attempts_of(failed)), f"of {len(failed)} groups in a row", failure))
+        num_failed = len(attempts_of(failed))
+        if len(failed) >= count and num_failed >= MIN_ATTEMPTS and (failure := raised_by_all(failed)):
+            raise RunStopped(shared_failure_message(num_failed, f"of {len(failed)} groups in a row", failure))
         stream.replace_dropped()
         in_a_row += 1
         if in_a_row == limit // 4:
@@ -59,8 +59,8 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
 
 
 def raised_by_all(groups: Sequence[Group]) -> str:
-    """What all attempts raised; empty where some did not, or something else."""
-    return one_failure(groups, among=(Status.failed,))
+    """What all attempts raised; empty if one did not raise, or raised something else."""
+    return shared_failure(groups, among=(Status.failed,))
 
 
 def why_dropped(group: Group) -> str:

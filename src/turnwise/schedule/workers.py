@@ -27,15 +27,3 @@ def in_own_thread(name: str) -> Worker:
         return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
     return run
-
-
-def in_virtual_time(seconds: Callable[[], float]) -> Worker:
-    """Calls in the event loop whose results come so many seconds later by its clock: under a virtual one sampling and
-    learning then overlap as they do in threads, the same way each time."""
-
-    async def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        result = function(*arguments)
-        await asyncio.sleep(seconds())
-        return result
-
-    return run

@@ -23,8 +23,9 @@ from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
+from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
-from turnwise.schedule.take import RunStopped, Taken, take
+from turnwise.schedule.take import Taken, take
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.train.weight_check import NOTHING, Found
 from turnwise.types import Group, Turn, turns_of

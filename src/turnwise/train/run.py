@@ -16,7 +16,6 @@ from turnwise.assemble.environments import tasks_of
 from turnwise.assemble.run import Parts, build, check, model_and_tokenizer, set_threads
 from turnwise.atomic import atomic_folder, write_atomically
 from turnwise.cli.terminal import Screen
-from turnwise.cluster.ranked import LearnerLost
 from turnwise.engines.remote.router import Router
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.vllm.engine import VllmEngine
@@ -41,8 +40,8 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
+from turnwise.schedule.stopping import LearnerLost, RunStopped
 from turnwise.schedule.stream import Used
-from turnwise.schedule.take import RunStopped
 from turnwise.schedule.workers import Workers, in_own_thread
 from turnwise.train.loop import Progress, Waiting, train
 from turnwise.train.warm_start import Stopped, warm_model

@@ -12,7 +12,8 @@ from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
 from turnwise.evaluate.result import evaluate
 from turnwise.rollout.group import AttemptMaker
-from turnwise.schedule.hopeless import ENOUGH, Omen, RunStopped, one_failure
+from turnwise.schedule.shared_failure import MIN_ATTEMPTS, SharedFailureCheck, shared_failure
+from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take
 from turnwise.schedule.tasks import Draw
@@ -73,7 +74,7 @@ def test_a_first_evaluation_that_only_fails_stops_the_run(tmp_path, capsys):
     assert train_typo(tmp_path, "sft={}", "rollout.retries=0", "env.0.max_open=8") == 1
     printed = capsys.readouterr()
     [line] = [line for line in printed.out.splitlines() if "the run stopped" in line]
-    place = f"test_hopeless.py:{line_of('# a typo in step')}"
+    place = f"test_shared_failure.py:{line_of('# a typo in step')}"
     assert "all of the first 16 attempts at held-out tasks of Typo failed, for one reason: TypeError at" in line
     assert place in line
     assert "finshed" in line
@@ -97,7 +98,7 @@ def test_an_environment_that_never_opens_stops_before_there_is_a_model(tmp_path,
     assert train_typo(tmp_path) == 1
     printed = capsys.readouterr().out
     assert "failed, for one reason: KeyError at" in printed
-    assert f"test_hopeless.py:{line_of('# a typo in open')}: 'm'" in printed
+    assert f"test_shared_failure.py:{line_of('# a typo in open')}: 'm'" in printed
 
 
 def test_eval_stops_too(tmp_path, capsys):
@@ -114,12 +115,12 @@ def test_eval_stops_too(tmp_path, capsys):
 def test_one_failure():
     one, other = failing(text="a"), failing(text="b")
     task = Task("t", "hops")
-    assert one_failure([Group(task, (), (one,)), Group(task, (), (other,))]) == "KeyError at maze.py:3: a"
-    assert one_failure([Group(task, (trajectory(),), (one,))]) == ""
-    assert one_failure([Group(task, (), (one, failing("KeyError at maze.py:4")))]) == ""
-    assert one_failure([Group(task, (), (trajectory(status=Status.failed),))]) == ""  # nobody knows why
-    assert one_failure([Group(task, (), (failing(status=Status.prompt_too_long),))]) == ""
-    assert one_failure([]) == ""
+    assert shared_failure([Group(task, (), (one,)), Group(task, (), (other,))]) == "KeyError at maze.py:3: a"
+    assert shared_failure([Group(task, (trajectory(),), (one,))]) == ""
+    assert shared_failure([Group(task, (), (one, failing("KeyError at maze.py:4")))]) == ""
+    assert shared_failure([Group(task, (), (trajectory(status=Status.failed),))]) == ""  # nobody knows why
+    assert shared_failure([Group(task, (), (failing(status=Status.prompt_too_long),))]) == ""
+    assert shared_failure([]) == ""
 
 
 def examined(tasks, broken, attempts=1, slow=()):
@@ -141,7 +142,7 @@ def examined(tasks, broken, attempts=1, slow=()):
 
     places = {"a": Some, "b": Some}
     attempt_maker = AttemptMaker(places, says(), renderer(), Sampling(99), limits(), 0, "heldout", attempts)
-    run(evaluate(attempt_maker, tasks, 1.0, Omen(tasks, attempts)))
+    run(evaluate(attempt_maker, tasks, 1.0, SharedFailureCheck(tasks, attempts)))
     return len(made)
 
 
@@ -158,9 +159,9 @@ def test_an_evaluation_in_which_all_fail_alike_stops(count, attempts):
 
 
 def test_one_that_counts_among_the_first_is_enough_to_go_on():
-    assert examined(tasks_of(100), lambda task: task.id != f"a{ENOUGH - 1}") == 100
+    assert examined(tasks_of(100), lambda task: task.id != f"a{MIN_ATTEMPTS - 1}") == 100
     with pytest.raises(RunStopped):
-        examined(tasks_of(100), lambda task: task.id != f"a{ENOUGH}")
+        examined(tasks_of(100), lambda task: task.id != f"a{MIN_ATTEMPTS}")
 
 
 def test_quick_failures_do_not_speak_for_those_that_take_longer():
