@@ -12,7 +12,7 @@ from support.acting import until
 from support.making import distance, gradients
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble.run import build
-from turnwise.cluster.remote_envs import Worlds
+from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.envs.base import Reply
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
@@ -169,7 +169,7 @@ def test_an_error_in_an_actor_keeps_its_traceback(cluster, tmp_path, caplog):
         async def close(self):
             return None
 
-    own = Worlds(Breaks, actors=1, cluster=micro_recipe(tmp_path, *MORE).cluster)
+    own = RemoteEnvironments(Breaks, actors=1, cluster=micro_recipe(tmp_path, *MORE).cluster)
     try:
         made = acting.run(acting.attempted(own.wrap(Breaks, Lane())), seconds=120)
     finally:

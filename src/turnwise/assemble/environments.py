@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.assemble.task_tables import given_tasks
-from turnwise.cluster.remote_envs import Worlds
+from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
 from turnwise.envs.isolation.isolated import Isolated
@@ -26,8 +26,9 @@ from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.serve.agents.agent import Agent, calling, find_agent, is_function
 from turnwise.serve.agents.drive import Driver
@@ -115,49 +116,60 @@ def agent_of(entry: config.Environment) -> Agent | None:
     return calling(found.agent_for(**settings), entry.name)
 
 
-def places_of(recipe: Recipe) -> dict[str, Places]:
+def open_limits_of(recipe: Recipe) -> dict[str, OpenLimit]:
     """By dataset: how many of its environments may be alive at once. Those without a bound of their own share one: what
     they take is the machine's."""
-    shared: dict[int, Places] = {}
-    places = {}
+    shared: dict[int, OpenLimit] = {}
+    open_limits = {}
     for entry in recipe.env:
         limit = entry.max_open or (entry.agents_at_once if entry.is_driven else 0)
-        usual = usual_limit(kind_of(entry), entry.actors or None)
+        usual = default_open_limit(kind_of(entry), entry.actors or None)
         is_shared = not limit and not entry.actors
-        places[entry.label] = shared.setdefault(usual, Places(usual)) if is_shared else Places(limit or usual)
-    return places
+        open_limits[entry.label] = (
+            shared.setdefault(usual, OpenLimit(usual)) if is_shared else OpenLimit(limit or usual)
+        )
+    return open_limits
 
 
-def supplies_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Supply]:
+def supplies_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, EnvironmentMaker]:
     """By dataset: fresh environments, each called by itself, for demonstrations."""
-    places, failures = places_of(recipe), failures or Failures()
-    return {label: Supply(make, places[label], failures) for label, make in environment_makers(recipe).items()}
+    open_limits, failures = open_limits_of(recipe), failures or Failures()
+    return {
+        label: EnvironmentMaker(make, open_limits[label], failures)
+        for label, make in environment_makers(recipe).items()
+    }
 
 
-def batches_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, Batches]:
+def batches_of(recipe: Recipe, failures: Failures | None = None) -> dict[str, EnvironmentHost]:
     """By dataset: what puts calls of its environments together, for training and validation alike, or has them live
     elsewhere."""
-    places, failures = places_of(recipe), failures or Failures()
-    return {entry.label: batches_for(recipe, entry, places[entry.label], failures) for entry in recipe.env}
+    open_limits, failures = open_limits_of(recipe), failures or Failures()
+    return {entry.label: batches_for(recipe, entry, open_limits[entry.label], failures) for entry in recipe.env}
 
 
-def batches_for(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
+def batches_for(
+    recipe: Recipe, entry: config.Environment, open_limit: OpenLimit, failures: Failures
+) -> EnvironmentHost:
     kind = kind_of(entry)
     if entry.actors:
-        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster, places=places, failures=failures)
+        return RemoteEnvironments(
+            kind, actors=entry.actors, cluster=recipe.cluster, open_limit=open_limit, failures=failures
+        )
     rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.turn_seconds
-    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, places=places, failures=failures)
+    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, open_limit=open_limit, failures=failures)
 
 
-def batched_makers(recipe: Recipe, batches: Mapping[str, Batches], *, validation: bool) -> dict[str, Supply]:
+def batched_makers(
+    recipe: Recipe, batches: Mapping[str, EnvironmentHost], *, validation: bool
+) -> dict[str, EnvironmentMaker]:
     """By dataset: fresh environments whose calls are put together with others. Validation beside training takes half of
-    the places, so that its many attempts never keep training waiting."""
+    the permits, so that its many attempts never keep training waiting."""
     lanes = {entry.label: lane_of(entry.batching, validation=validation) for entry in recipe.env}
-    supplies = {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
+    makers = {label: batches[label].wrap(make, lanes[label]) for label, make in environment_makers(recipe).items()}
     if not (validation and recipe.evaluation.overlap):
-        return supplies
-    halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
-    return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
+        return makers
+    halves = {id(maker.open_limit): maker.open_limit.half() for maker in makers.values()}
+    return {label: replace(maker, open_limit=halves[id(maker.open_limit)]) for label, maker in makers.items()}
 
 
 def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:

@@ -27,7 +27,6 @@ from turnwise.assemble.environments import (
 )
 from turnwise.assemble.learner import device_of, layout_of, learner_for, policy_of, portable, rl_learner, sft_learner
 from turnwise.cluster.placement import Site
-from turnwise.cluster.remote_envs import Worlds
 from turnwise.cluster.replica import open_replicas
 from turnwise.credit.estimators import imitate
 from turnwise.credit.scope import of_tokens
@@ -49,8 +48,8 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
+from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group import AttemptMaker, all_of
 from turnwise.rollout.limits import Limits
@@ -159,7 +158,7 @@ class Parts:
     engine: Engine
     exam_engine: Engine
     """What held-out attempts are sampled by: the same, or one of its own where they overlap training."""
-    batches: Mapping[str, Batches]
+    batches: Mapping[str, EnvironmentHost]
     """By dataset."""
     tasks: TaskOrder
     settings: Settings
@@ -179,8 +178,7 @@ class Parts:
         self.endpoint.close()
         self.learner.close()
         for own in self.batches.values():
-            if isinstance(own, Worlds):
-                own.close()
+            own.close()
         if self.site is not None:
             self.site.close()
 
@@ -347,7 +345,11 @@ def driven(recipe: Recipe, plays: Mapping[str, Play]) -> Mapping[str, Play]:
 
 
 def practice_of(
-    recipe: Recipe, engine: Engine, renderer: Renderer, batches: Mapping[str, Batches], plays: Mapping[str, Play]
+    recipe: Recipe,
+    engine: Engine,
+    renderer: Renderer,
+    batches: Mapping[str, EnvironmentHost],
+    plays: Mapping[str, Play],
 ) -> AttemptMaker:
     """How training attempts are made."""
     return AttemptMaker(
@@ -368,7 +370,7 @@ def exam_of(
     recipe: Recipe,
     engine: Engine,
     renderer: Renderer,
-    batches: Mapping[str, Batches],
+    batches: Mapping[str, EnvironmentHost],
     plays: Mapping[str, Play],
     *,
     greedy: bool,

@@ -15,7 +15,7 @@ from turnwise.assemble.run import exam_of
 from turnwise.engines.base import Engine
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches
+from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Play
 from turnwise.runs.evaluations import write_evaluation
@@ -67,7 +67,7 @@ class Examiner:
         recipe: Recipe,
         engine: Engine,
         renderer: Renderer,
-        batches: Mapping[str, Batches],
+        batches: Mapping[str, EnvironmentHost],
         folder: Path,
         plays: Mapping[str, Play] = NOBODY,
     ) -> None:

@@ -17,7 +17,7 @@ from turnwise.envs.base import Environment
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.places import Supply, supplied
+from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
@@ -36,19 +36,19 @@ class Demonstrator:
     """By dataset: who makes the turns, where that is not the agent loop itself."""
 
     def __post_init__(self) -> None:
-        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
-        object.__setattr__(self, "environments", supplies)
+        makers = {label: with_open_limit(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", makers)
 
     async def group(self, task: Task, epoch: int) -> Group:
         """One demonstrated attempt. The expert makes its mistakes elsewhere in every epoch."""
         which = Attempt(self.seed, "demonstration", task, epoch)
         random = Random(which.noise(0))
         environment: Any = None
-        supply = supplied(self.environments[task.dataset])
+        maker = with_open_limit(self.environments[task.dataset])
 
         def make() -> Environment:
             nonlocal environment
-            environment = supply()
+            environment = maker()
             return environment  # type: ignore[no-any-return]
 
         engine = ScriptedEngine(
@@ -59,7 +59,7 @@ class Demonstrator:
         )
         scene = Scene(engine, self.renderer, Sampling(max_tokens=self.limits.max_action_tokens), self.limits)
         make_turns = self.plays.get(task.dataset, play)
-        made = await run_attempt(which, replace(supply, make=make), scene, make_turns)
+        made = await run_attempt(which, replace(maker, make=make), scene, make_turns)
         if not made.status.counts:
             return Group(task, (), (made,))
         return Group(task, (made,))

@@ -12,7 +12,7 @@ from turnwise.envs.base import Environment
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.places import Supply, supplied
+from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Status, Task, Trajectory
@@ -51,8 +51,8 @@ class AttemptMaker:
     """By dataset: what makes the turns, if that is not the agent loop."""
 
     def __post_init__(self) -> None:
-        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
-        object.__setattr__(self, "environments", supplies)
+        makers = {label: with_open_limit(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", makers)
 
     @property
     def scene(self) -> Scene:

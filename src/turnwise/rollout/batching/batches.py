@@ -22,7 +22,7 @@ from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
 from turnwise.rollout.calls import EnvironmentFailure, call, checked, is_from_outside, name_of
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.types import Message, Task
 
 TOGETHER = ("step_many", "close_many")
@@ -72,13 +72,13 @@ class Batches:
         rule: Rule,
         slots: int,
         call_seconds: float | None,
-        places: Places | None = None,
+        open_limit: OpenLimit | None = None,
         failures: Failures | None = None,
     ) -> None:
         self.kind = kind
         self.call_seconds = call_seconds
-        self.places = places or Places(usual_limit(kind))
-        """For all of them together: those that wait for one take no part in the queues."""
+        self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
+        """For all environments of the class together. Attempts that wait for a permit take no part in the queues."""
         self.failures = failures or Failures()
         is_batchable(kind)
         idempotent = bool(getattr(kind, "idempotent", False))
@@ -95,9 +95,9 @@ class Batches:
         self.closes: MicroBatcher[Batched, Any] | None = queue("close_many", self.close_many)
         self.closing: set[asyncio.Task[Reply | None]] = set()
 
-    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Supply:
+    def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
         """Environments whose calls go through the queues; those of `make` itself where there are none."""
-        return Supply(self.maker(make, lane), self.places, self.failures)
+        return EnvironmentMaker(self.maker(make, lane), self.open_limit, self.failures)
 
     def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
         if self.steps is None and self.closes is None:
@@ -119,7 +119,7 @@ class Batches:
         return await call(self.kind.close_many, [batched.environment for batched in together])
 
     def report(self) -> dict[str, float]:
-        """Figures of both queues since the last report."""
+        """Metrics of both queues since the last report."""
         queues = {"step": self.steps, "close": self.closes}
         return {
             f"{name}/{key}": value
@@ -127,6 +127,9 @@ class Batches:
             if queue is not None
             for key, value in queue.report().items()
         }
+
+    def close(self) -> None:
+        """Nothing is left to end: every environment is closed by its own attempt."""
 
 
 class Batched:
