@@ -48,7 +48,7 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, can_demonstrate, read_demonstrations
 from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group import AttemptMaker, all_of
@@ -520,7 +520,7 @@ def build_sft(recipe: Recipe, model: Any, tokenizer: Any) -> Parts:
     plays = plays_of(recipe, endpoint)
     failures = Failures()
     if sft.data:
-        recital = Recital(renderer)
+        recital = RecordedDemonstrations(renderer)
         tasks = read_demonstrations(Path(sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
         make_group = lambda draw: recital.group(draw.task, draw.epoch)

@@ -113,7 +113,7 @@ def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Recital:
+class RecordedDemonstrations:
     """Trajectories out of recorded conversations: every message of the assistant is a turn."""
 
     renderer: Renderer

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from turnwise.types import Group, Trajectory
 
 
-class Tally:
+class AttemptTally:
     """Sums over attempts."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Fairness:
     """
 
     def __init__(self) -> None:
-        self.of_sampled, self.of_trained = Tally(), Tally()
+        self.of_sampled, self.of_trained = AttemptTally(), AttemptTally()
 
     def sampled(self, group: Group) -> None:
         self.of_sampled.add(group.trajectories)

@@ -11,7 +11,7 @@ from turnwise.types import Message, ToolSpec, Turn
 
 
 @dataclass(eq=False, slots=True)
-class Past:
+class ServedTurn:
     """A turn that was made, with what its prompt showed."""
 
     turn: Turn
@@ -22,11 +22,11 @@ class Past:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class ConversationNode:
     """A place in the conversations: messages that begin alike share the way here."""
 
-    children: dict[Hashable, Node] = field(default_factory=dict)
-    ended: list[Past] = field(default_factory=list)
+    children: dict[Hashable, ConversationNode] = field(default_factory=dict)
+    ended: list[ServedTurn] = field(default_factory=list)
     """Turns whose answer is the last message on the way here."""
 
 
@@ -34,15 +34,15 @@ class History:
     """A tree of messages. Forks, sub-agents and compacted conversations are branches of it."""
 
     def __init__(self) -> None:
-        self.root = Node()
+        self.root = ConversationNode()
 
-    def add(self, past: Past) -> None:
+    def add(self, served: ServedTurn) -> None:
         node = self.root
-        for message in (*past.shown, past.turn.said):
-            node = node.children.setdefault(seen(message), Node())
-        node.ended.append(past)
+        for message in (*served.shown, served.turn.said):
+            node = node.children.setdefault(seen(message), ConversationNode())
+        node.ended.append(served)
 
-    def find(self, messages: Messages) -> Past | None:
+    def find(self, messages: Messages) -> ServedTurn | None:
         """The turn with the longest conversation that these messages go on from."""
         node, found = self.root, None
         for message in messages:
@@ -50,9 +50,9 @@ class History:
             if following is None:
                 break
             node = following
-            fit = [past for past in node.ended if message.thinking in ("", past.turn.said.thinking)]
+            fit = [served for served in node.ended if message.thinking in ("", served.turn.said.thinking)]
             # Two samples of one prompt may say the same: each goes on from its own.
-            found = next((past for past in fit if not past.continued), fit[-1] if fit else found)
+            found = next((served for served in fit if not served.continued), fit[-1] if fit else found)
         return found
 
 

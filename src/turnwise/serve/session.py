@@ -15,7 +15,7 @@ from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt, frozen
 from turnwise.rollout.scene import Attempt, Scene
 from turnwise.serve.call import (
-    Call,
+    ServedCall,
     answer_of,
     check_model,
     fewest_tokens,
@@ -26,9 +26,9 @@ from turnwise.serve.call import (
     too_large,
     too_long,
 )
-from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Messages, Refusal, unfit
-from turnwise.serve.history import History, Past
+from turnwise.serve.history import History, ServedTurn
 from turnwise.types import Break, Status, StopReason, Turn, extends
 
 OVER = "this attempt is over: nothing more is sampled for it"
@@ -52,13 +52,13 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.history = History()
-        self.made: list[Call] = []
-        self.under_way: list[Call] = []
+        self.made: list[ServedCall] = []
+        self.under_way: list[ServedCall] = []
         self.num_calls = 0
         self.opening = asyncio.Lock()
         """One request after another: a long one is rendered in a thread, and none may slip in meanwhile."""
-        self.by_fingerprint: dict[bytes, list[Call]] = {}
-        self.by_key: dict[str, tuple[bytes, Call]] = {}
+        self.by_fingerprint: dict[bytes, list[ServedCall]] = {}
+        self.by_key: dict[str, tuple[bytes, ServedCall]] = {}
         self.refused: Status | None = None
         """The limit that the last request ran into."""
         self.over = False
@@ -68,7 +68,7 @@ class Session:
 
     # ------------------------------------------------------------ a request, from its beginning to its end
 
-    async def open(self, ask: Ask, delivery: Delivery) -> Call:
+    async def open(self, ask: Ask, delivery: Delivery) -> ServedCall:
         """The call that serves a request: a new one, or for a second try the one that the first try began."""
         check_model(ask, self.model)
         if self.over:
@@ -84,7 +84,7 @@ class Session:
                 self.by_key[delivery.key] = delivery.fingerprint, call
             return call
 
-    async def wait(self, call: Call) -> Answer:
+    async def wait(self, call: ServedCall) -> ServedAnswer:
         """The answer of a call; a client that hangs up meanwhile does not end it."""
         assert call.work is not None
         try:
@@ -94,13 +94,13 @@ class Session:
                 raise Refusal(410, OVER, "session_over") from None
             raise
 
-    async def hand_over(self, call: Call) -> Answer:
+    async def hand_over(self, call: ServedCall) -> ServedAnswer:
         """The answer of a call, recorded."""
         answer = await self.wait(call)
         await self.record(call)
         return answer
 
-    async def record(self, call: Call) -> None:
+    async def record(self, call: ServedCall) -> None:
         """The answer is being handed over: from here on the turn counts."""
         if self.over or call not in self.under_way:
             return
@@ -110,9 +110,9 @@ class Session:
         self.refused = None
         self.ended_at[call.id] = self.now()
         if call.ask.raw is None:
-            self.history.add(Past(call.turn, call.messages, call.ask.tools))
+            self.history.add(ServedTurn(call.turn, call.messages, call.ask.tools))
 
-    def leave(self, call: Call, for_good: bool) -> None:
+    def leave(self, call: ServedCall, for_good: bool) -> None:
         """A client has its answer or hung up. Nobody tries again who began to hear the answer; others may."""
         call.listeners -= 1
         if for_good:
@@ -120,7 +120,7 @@ class Session:
         else:
             self.loop.call_later(PATIENCE, self.forget, call)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ServedCall) -> None:
         """Drop a call that nobody waits for and that was not recorded."""
         if call.listeners > 0 or call not in self.under_way:
             return
@@ -149,7 +149,7 @@ class Session:
 
     # ------------------------------------------------------------ second tries
 
-    def begun(self, delivery: Delivery) -> Call | None:
+    def begun(self, delivery: Delivery) -> ServedCall | None:
         """The call of an earlier try, if this is not the first."""
         if delivery.key in self.by_key:
             fingerprint, call = self.by_key[delivery.key]
@@ -166,7 +166,7 @@ class Session:
 
     # ------------------------------------------------------------ from a request to a prompt
 
-    async def begin(self, ask: Ask) -> Call:
+    async def begin(self, ask: Ask) -> ServedCall:
         if len(self.made) + len(self.under_way) >= self.limits.max_turns:
             self.refused = Status.too_many_turns
             raise Refusal(410, f"this attempt has had its {self.limits.max_turns} turns", "too_many_turns")
@@ -180,7 +180,7 @@ class Session:
             sampling = replace(self.sampling, max_tokens=limit, stop=(*self.sampling.stop, *ask.stop))
         except ValueError as error:
             raise unfit(str(error), "invalid_value") from None
-        call = Call(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
+        call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
         self.num_calls += 1
         if before is not None and not before.continued:
             before.continued = True
@@ -192,7 +192,7 @@ class Session:
         call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # seen, whoever listens
         return call
 
-    async def read(self, ask: Ask) -> tuple[Messages, Past | None, Prompt]:
+    async def read(self, ask: Ask) -> tuple[Messages, ServedTurn | None, Prompt]:
         """(what is shown, the turn before, the prompt) of a request."""
         if ask.raw is not None:
             self.check_size(num_bytes(ask.raw) if isinstance(ask.raw, str) else 0)
@@ -248,7 +248,7 @@ class Session:
 
     # ------------------------------------------------------------ sampling
 
-    async def sample(self, call: Call) -> Answer:
+    async def sample(self, call: ServedCall) -> ServedAnswer:
         """What the engine says. Its failure is the session's: an answer in its place would be made up."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):

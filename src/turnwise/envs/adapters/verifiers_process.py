@@ -42,7 +42,7 @@ class PlayerFailure(RuntimeError):
     """The process has ended, or what it was asked for has failed there."""
 
 
-class Process:
+class PlayerProcess:
     """One life of the process."""
 
     def __init__(self, python: str, name: str, options: Mapping[str, Any], variables: Sequence[str] = ()) -> None:
@@ -173,12 +173,12 @@ class Player:
         self.options = options
         self.variables = variables
         self.lock = threading.Lock()
-        self.process: Process | None = None
+        self.process: PlayerProcess | None = None
 
-    def living(self) -> Process:
+    def living(self) -> PlayerProcess:
         with self.lock:
             if self.process is None or not self.process.is_alive:
-                self.process = Process(self.python, self.name, self.options, self.variables)
+                self.process = PlayerProcess(self.python, self.name, self.options, self.variables)
             return self.process
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ class ProcessFailure(RuntimeError):
     """The process of an environment has ended, or the environment has raised there."""
 
 
-class Nursery:
+class ForkServer:
     """The process that environments of one adapter are forked from; another one starts where it has died."""
 
     def __init__(self, target: str, variables: tuple[str, ...] = ()) -> None:
@@ -127,16 +127,16 @@ class Nursery:
         self.process = self.line = None
 
 
-def nursery_of(target: str, variables: tuple[str, ...] = ()) -> Nursery:
+def fork_server_of(target: str, variables: tuple[str, ...] = ()) -> ForkServer:
     """The one for an adapter whose processes get these variables beside the usual ones."""
-    return kept_nursery(target, variables)
+    return cached_fork_server(target, variables)
 
 
 @cache
-def kept_nursery(target: str, variables: tuple[str, ...]) -> Nursery:
-    nursery = Nursery(target, variables)
-    atexit.register(nursery.end)
-    return nursery
+def cached_fork_server(target: str, variables: tuple[str, ...]) -> ForkServer:
+    fork_server = ForkServer(target, variables)
+    atexit.register(fork_server.end)
+    return fork_server
 
 
 class Isolated:
@@ -156,11 +156,11 @@ class Isolated:
         self.busy = False
 
     @property
-    def nursery(self) -> Nursery:
-        return nursery_of(self.target, getattr(self.kind, "variables", ()))
+    def fork_server(self) -> ForkServer:
+        return fork_server_of(self.target, getattr(self.kind, "variables", ()))
 
     async def open(self, task: Task) -> Reply | None:
-        self.number, self.line = self.nursery.fork(self.kind.name)
+        self.number, self.line = self.fork_server.fork(self.kind.name)
         self.line.setblocking(False)
         return reply_of(await self.ask("open", self.settings, packed_task(task)))
 
@@ -175,7 +175,7 @@ class Isolated:
             return None if self.busy else reply_of(await self.ask("close"))
         finally:
             if self.busy:
-                self.nursery.kill(self.number)
+                self.fork_server.kill(self.number)
             self.line.close()
             self.line = None
 
@@ -257,12 +257,12 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
 @cache
 def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()) -> None:
     """ValueError where the library has no such environment, or makes none with these settings."""
-    nursery = nursery_of(target, variables)
-    number, line = nursery.fork(name)
+    fork_server = fork_server_of(target, variables)
+    number, line = fork_server.fork(name)
     with line:
         try:
             asked(line, CHECK_SECONDS, "check", json.loads(settings))
         except ProcessFailure as failure:
             raise ValueError(f"{name} cannot be opened here: {str(failure)[:300]}") from None
         finally:
-            nursery.kill(number)
+            fork_server.kill(number)

@@ -131,14 +131,14 @@ class Zygote:
 
 def serve(kind: Any, fault: str, line: socket.socket) -> None:
     """Answer the calls of one attempt until its line ends."""
-    attempt = Attempt(kind)
+    forked = ForkedEnvironment(kind)
     with suppress(EOFError, OSError):
         while True:
             method, arguments = receive(line)
             try:
                 if fault:
                     raise RuntimeError(fault)
-                answer = {"answer": getattr(attempt, method)(*arguments)}
+                answer = {"answer": getattr(forked, method)(*arguments)}
             except ValueError as error:
                 answer = {"mistake": error_line(error, with_kind=False), "raised": Raised.of(error).packed()}
             except BaseException as error:
@@ -146,7 +146,7 @@ def serve(kind: Any, fault: str, line: socket.socket) -> None:
             send(line, answer)
 
 
-class Attempt:
+class ForkedEnvironment:
     """The calls that one environment answers; arguments and answers are JSON."""
 
     def __init__(self, kind: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.engines.base import shown
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     ROLES,
     Ask,
@@ -145,13 +145,13 @@ def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
 # ---------------------------------------------------------------- answers
 
 
-def finish_of(answer: Answer) -> str:
+def finish_of(answer: ServedAnswer) -> str:
     if answer.said.calls:
         return "tool_calls"
     return "length" if answer.stop in (StopReason.length, StopReason.abort) else "stop"
 
 
-def usage_of(answer: Answer) -> dict[str, int]:
+def usage_of(answer: ServedAnswer) -> dict[str, int]:
     made = answer.num_tokens
     return {
         "prompt_tokens": answer.prompt_tokens,
@@ -160,7 +160,7 @@ def usage_of(answer: Answer) -> dict[str, int]:
     }
 
 
-def logprobs_of(answer: Answer) -> dict[str, Any]:
+def logprobs_of(answer: ServedAnswer) -> dict[str, Any]:
     """The logprob of every sampled token, an end token's too."""
     content = [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
@@ -169,14 +169,14 @@ def logprobs_of(answer: Answer) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def calls_of(answer: Answer) -> list[dict[str, Any]]:
+def calls_of(answer: ServedAnswer) -> list[dict[str, Any]]:
     return [
         {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
         for name, function, arguments in answer.calls
     ]
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.said.thinking:
         message["reasoning_content"] = answer.said.thinking
@@ -192,11 +192,11 @@ def write(ask: Ask, answer: Answer) -> dict[str, Any]:
     return {**head(answer, "chat.completion"), "choices": [choice], "usage": usage_of(answer), "turnwise": answer.note}
 
 
-def head(answer: Answer, kind: str) -> dict[str, Any]:
+def head(answer: ServedAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     start = head(answer, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> str:

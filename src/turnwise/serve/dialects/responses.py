@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.engines.base import shown
 from turnwise.serve.dialects import chat
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     ROLES,
     Ask,
@@ -145,7 +145,7 @@ def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
 # ---------------------------------------------------------------- answers
 
 
-def items_of(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
+def items_of(ask: Ask, answer: ServedAnswer) -> list[dict[str, Any]]:
     """Thinking, text and calls, each an item."""
     items: list[dict[str, Any]] = []
     if answer.said.thinking:
@@ -163,11 +163,11 @@ def items_of(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
     return [{**item, "status": done} for item in items]
 
 
-def is_cut(answer: Answer) -> bool:
+def is_cut(answer: ServedAnswer) -> bool:
     return answer.stop in (StopReason.length, StopReason.abort)
 
 
-def frame(ask: Ask, answer: Answer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+def frame(ask: Ask, answer: ServedAnswer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
     """A response object."""
     made = answer.num_tokens
     usage = {
@@ -198,11 +198,11 @@ def frame(ask: Ask, answer: Answer, status: str, items: list[dict[str, Any]]) ->
     }
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     return frame(ask, answer, "incomplete" if is_cut(answer) else "completed", items_of(ask, answer))
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     numbers = count()
 
     def tell(kind: str, **data: Any) -> str:

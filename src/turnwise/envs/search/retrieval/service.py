@@ -38,7 +38,7 @@ class Passage:
     score: float
 
 
-class Service(Protocol):
+class SearchService(Protocol):
     """What environments ask."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
@@ -179,6 +179,6 @@ class Local:
 
 
 @lru_cache(maxsize=32)
-def service_of(url: str, corpus: str, retriever: str) -> Service:
+def service_of(url: str, corpus: str, retriever: str) -> SearchService:
     """The service that environments with the same settings share."""
     return Remote(url) if url else Local(corpus, retriever)
