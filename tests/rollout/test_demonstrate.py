@@ -7,8 +7,9 @@ import pytest
 
 from support.acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.hops import Hops
-from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, can_demonstrate, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Message, Status, Task, ToolCall, ToolSpec
 

@@ -18,6 +18,7 @@ from turnwise.assemble.task_tables import given_tasks
 from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
+from turnwise.envs.capabilities import brings_agent, check_settings, is_batchable, makes_tasks, reads_calls
 from turnwise.envs.isolation.isolated import Isolated
 from turnwise.envs.isolation.own import isolated_class
 from turnwise.envs.isolation.variables import check_variables
@@ -25,7 +26,7 @@ from turnwise.recipe import schema as config
 from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
@@ -53,9 +54,11 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
         raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
     except AttributeError:
         raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
-    for method in ("open", "step", "close", "tasks"):
+    for method in ("open", "step", "close"):
         if not callable(getattr(found, method, None)):
             raise ValueError(f'env.name = "{name}": {attribute} needs a method {method}')
+    if not makes_tasks(found):
+        raise ValueError(f'env.name = "{name}": {attribute} needs a method tasks')
     return found
 
 
@@ -76,7 +79,7 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
             raise ValueError(
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
             )
-        if getattr(found, "reads_calls", False) and recipe.rollout.tools == "none":
+        if reads_calls(found) and recipe.rollout.tools == "none":
             raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
         check_variables(entry.variables)
         if entry.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
@@ -84,15 +87,14 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
                 f"env.variables would be ignored: {entry.name} runs in the run's own process, which has them; remove it"
             )
         settings = check_arguments(entry.name, "env.settings", found, entry.settings)
-        if callable(check := getattr(found, "check_settings", None)):
-            check(**settings)
+        check_settings(found, settings)
         makers[entry.label] = partial(found, **settings)
     return makers
 
 
 def has_process(found: Any) -> bool:
     """Whether a class of environments runs in processes that are told their variables."""
-    return issubclass(found, Isolated) or hasattr(found, "agent_for")
+    return issubclass(found, Isolated) or brings_agent(found)
 
 
 def plays_of(recipe: Recipe, endpoint: Endpoint) -> dict[str, Driver]:
@@ -108,7 +110,7 @@ def agent_of(entry: config.Environment) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
     found = kind_of(entry)
-    if getattr(found, "agent_for", None) is None:
+    if not brings_agent(found):
         return find_agent(entry.agent, entry.variables) if entry.agent else None
     if entry.agent:
         raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')

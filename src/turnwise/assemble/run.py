@@ -41,6 +41,7 @@ from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.vllm.engine import VllmEngine
 from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import VllmServer
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.learner import save_policy
 from turnwise.learn.losses import likelihood
@@ -48,7 +49,7 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.policy import DTYPES, load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, can_demonstrate, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group import AttemptMaker, all_of

@@ -9,9 +9,9 @@ from typing import Any
 
 from turnwise.cluster.placement import connect
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.capabilities import is_batchable
 from turnwise.envs.raised import Raised, carrying
 from turnwise.recipe.schema import Cluster
-from turnwise.rollout.batching.batches import is_batchable
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.calls import call
 from turnwise.rollout.failures import Failures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -140,26 +140,10 @@ def plain_raised(given: Any) -> tuple[Raised, ...]:
 
 
 class Environment(Protocol):
-    """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else. The
-    constructor must be quick: what takes time belongs in `open`.
+    """One object per attempt. Methods may be plain functions: those run in a thread and block nobody else. The
+    constructor must be quick; slow work belongs in `open`.
 
-    Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
-    share no task, and may offer `demonstrate(noise, random) -> str | Message`, what an expert would say now.
-
-    It may say with `task_fields = {"question": str, ...}` what a task's data must have, by which tasks that a user
-    gives are checked, and may refuse settings before a run starts with a classmethod `check_settings(**settings)`. With
-    `reads_calls = True` it needs a recipe that says how calls are written (`rollout.tools`). A `tasks` that takes
-    `settings` gets those of the constructor. One that plays itself brings the function that `env.agent` would name,
-    with a classmethod `agent_for(**settings)`.
-
-    A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
-    classmethods `step_many(environments, messages) -> list[Reply | Exception]` and
-    `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in
-    rollout/batching/microbatch.py.
-    With `idempotent = True` a call that raised is made again, environment by environment.
-
-    One whose every attempt is a process of its own says `costs_process = True`: how many are alive at once then goes by
-    the cores of the machine, unless a recipe says so (`env.max_open`).
+    A class may offer more, such as tasks, demonstrations and batched calls: see `turnwise.envs.capabilities`.
     """
 
     async def open(self, task: Task) -> Reply:
@@ -173,11 +157,3 @@ class Environment(Protocol):
     async def close(self) -> Reply | None:
         """Let go of everything; called once, always. A reply may pay a late outcome."""
         ...
-
-
-class EnvironmentClass(Protocol):
-    """What a recipe names: a constructor and its tasks."""
-
-    def __call__(self, **settings: Any) -> Environment: ...
-
-    def tasks(self, split: str, seed: int, **arguments: Any) -> Iterable[Task]: ...

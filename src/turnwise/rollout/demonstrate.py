@@ -14,6 +14,7 @@ import numpy as np
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
@@ -68,10 +69,6 @@ class Demonstrator:
         """What the expert says now. A message is written as the chat template has it, calls and all."""
         said = environment.demonstrate(self.noise, random) if can_demonstrate(environment) else ""
         return self.renderer.action(said) if isinstance(said, Message) else str(said)
-
-
-def can_demonstrate(environment: object) -> bool:
-    return callable(getattr(environment, "demonstrate", None))
 
 
 def read_demonstrations(path: Path) -> list[Task]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.envs.base import Environment
+from turnwise.envs.capabilities import costs_process
 from turnwise.rollout.failures import Failures
 
 IN_PROCESS = 256
@@ -25,8 +26,7 @@ def cores() -> int:
 
 def default_open_limit(kind: Any, num_cores: int | None = None) -> int:
     """How many environments of a class may be open at once, unless a recipe says otherwise."""
-    is_process = bool(getattr(kind, "costs_process", False))
-    return PER_CORE * (num_cores or cores()) if is_process else IN_PROCESS
+    return PER_CORE * (num_cores or cores()) if costs_process(kind) else IN_PROCESS
 
 
 class OpenLimit:

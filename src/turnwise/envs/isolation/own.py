@@ -14,6 +14,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+from turnwise.envs.capabilities import (
+    brings_agent,
+    can_demonstrate,
+    check_settings,
+    closes_many,
+    reads_calls,
+    steps_many,
+    task_fields_of,
+)
 from turnwise.envs.isolation.isolated import Isolated, check
 from turnwise.envs.isolation.zygote import class_of
 from turnwise.types import Message, Task
@@ -25,28 +34,28 @@ TARGET = "turnwise.envs.isolation.own:Own"
 def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
     """The class `found`, which a recipe names so, with each of its attempts in a process that may have so many MiB, and
     gets these variables beside the usual ones."""
-    if issubclass(found, Isolated) or getattr(found, "agent_for", None) is not None:
+    if issubclass(found, Isolated) or brings_agent(found):
         raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
-    if any(hasattr(found, method) for method in ("step_many", "close_many")):
+    if steps_many(found) or closes_many(found):
         raise ValueError(f"env.isolated keeps calls of {name} from being put together by its step_many; remove one")
 
     def __init__(self: Isolated, **settings: Any) -> None:
         Isolated.__init__(self, settings=settings, memory=memory)
 
-    def check_settings(**settings: Any) -> None:
+    def check_in_process(**settings: Any) -> None:
         check(TARGET, name, json.dumps({"settings": settings, "memory": memory}), variables)
 
     members = {
         "__init__": __init__,
         "__signature__": inspect.signature(found),
         "tasks": staticmethod(found.tasks),
-        "task_fields": getattr(found, "task_fields", {}),
-        "reads_calls": getattr(found, "reads_calls", False),
-        "check_settings": staticmethod(check_settings),
+        "task_fields": task_fields_of(found),
+        "reads_calls": reads_calls(found),
+        "check_settings": staticmethod(check_in_process),
         "kind": type(found.__name__, (Own,), {"name": name, "variables": variables}),
         "target": TARGET,
     }
-    if hasattr(found, "demonstrate"):
+    if can_demonstrate(found):
         members["demonstrate"] = Isolated.ask_expert
     return type(found.__name__, (Isolated,), members)
 
@@ -72,8 +81,7 @@ class Own:
         self.environment = class_of(self.name)(**settings)
 
     def check(self) -> None:
-        if callable(found := getattr(self.environment, "check_settings", None)):
-            found(**self.settings)
+        check_settings(self.environment, self.settings)
 
     def open(self, task: Task) -> Any:
         return self.finished(self.environment.open(task))

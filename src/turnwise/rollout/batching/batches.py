@@ -1,21 +1,17 @@
 """Environments whose calls are batched: a wrapper around the environment border, so that the agent loop stays one.
 
-A class that can serve several of its environments in one call has classmethods
-
-    step_many(environments, messages) -> list[Reply | Exception]
-    close_many(environments) -> list[Reply | None | Exception]
-
-or one of the two. They may be coroutine functions or plain ones; plain ones run in threads.
+A class that can serve several of its environments in one call has `step_many`, `close_many` or both (see
+`turnwise.envs.capabilities`). They may be coroutine functions or plain ones; plain ones run in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.capabilities import closes_many, is_batchable, is_idempotent, steps_many
 from turnwise.envs.raised import error_line
 from turnwise.recipe import schema as config
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
@@ -25,7 +21,6 @@ from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.types import Message, Task
 
-TOGETHER = ("step_many", "close_many")
 PATIENCE = 0.5
 """How long validation holds a call back unless a recipe says so, in fitted prices of a call: a whole one would save
 more calls, and cost attempts of like length a tenth of their time (regime F of benchmarks/env_batching.py)."""
@@ -46,15 +41,6 @@ def lane_of(settings: config.Batching, *, validation: bool) -> Lane:
     if settings.max_wait == "auto":
         return Lane(rank=1, max_wait_prices=PATIENCE) if validation else Lane(rank=0)
     return Lane(rank=int(validation), max_wait=settings.max_wait)
-
-
-def is_batchable(kind: Any) -> bool:
-    """Whether a class of environments can serve several at once; ValueError where it says so and cannot."""
-    found = [name for name in TOGETHER if getattr(kind, name, None) is not None]
-    for name in found:
-        if not isinstance(inspect.getattr_static(kind, name), (classmethod, staticmethod)):
-            raise ValueError(f"{kind.__name__}.{name} serves several environments; make it a classmethod")
-    return bool(found)
 
 
 class Batches:
@@ -81,18 +67,23 @@ class Batches:
         """For all environments of the class together. Attempts that wait for a permit take no part in the queues."""
         self.failures = failures or Failures()
         is_batchable(kind)
-        idempotent = bool(getattr(kind, "idempotent", False))
 
-        def queue(name: str, function: Callable[[list[Any]], Any]) -> MicroBatcher[Any, Any] | None:
-            if getattr(kind, name, None) is None:
-                return None
-            called = name_of(getattr(kind, name))
+        def queue(method: Callable[..., Any], serve: Callable[[list[Any]], Any]) -> MicroBatcher[Any, Any]:
             return MicroBatcher(
-                function, rule=rule, slots=slots, idempotent=idempotent, call_seconds=call_seconds, name=called
+                serve,
+                rule=rule,
+                slots=slots,
+                idempotent=is_idempotent(kind),
+                call_seconds=call_seconds,
+                name=name_of(method),
             )
 
-        self.steps: MicroBatcher[tuple[Batched, Message], Any] | None = queue("step_many", self.step_many)
-        self.closes: MicroBatcher[Batched, Any] | None = queue("close_many", self.close_many)
+        self.steps: MicroBatcher[tuple[Batched, Message], Any] | None = None
+        self.closes: MicroBatcher[Batched, Any] | None = None
+        if steps_many(kind):
+            self.steps = queue(kind.step_many, self.step_many)
+        if closes_many(kind):
+            self.closes = queue(kind.close_many, self.close_many)
         self.closing: set[asyncio.Task[Reply | None]] = set()
 
     def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
