@@ -16,6 +16,7 @@ from typing import Any
 
 from turnwise.assemble.task_tables import given_tasks
 from turnwise.cluster.remote_envs import RemoteEnvironments
+from turnwise.data.json_lines import numbered_lines, parse_line
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
 from turnwise.envs.capabilities import brings_agent, check_settings, is_batchable, makes_tasks, reads_calls
@@ -197,21 +198,12 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
 def read_tasks(recipe: Recipe, path: Path) -> list[Task]:
     """Tasks from JSON lines like {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}. The dataset names an
     environment of the recipe and may be left out where that has one; a mistake is named by line and field."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read tasks from {path} ({error.strerror}); give a number or a file") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: {error}") from None
     labels = [entry.label for entry in recipe.env]
     tasks: dict[Task, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path, "tasks from ", "; give a number or a file"):
+        row = parse_line(line, f"{path}, line {number}")
         try:
-            task = task_of(json.loads(line), labels)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+            task = task_of(row, labels)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
         if task in tasks:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.data.json_lines import numbered_lines
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
@@ -76,13 +77,7 @@ def read_demonstrations(path: Path) -> list[Task]:
     assistant's messages is what the model writes, calls and all; "tools" may list what it may call, in OpenAI's form.
     """
     tasks = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read demonstrations from {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path, "demonstrations from "):
         try:
             row = json.loads(line)
             messages = [Message(m["role"], m["content"]) for m in row["messages"]]
