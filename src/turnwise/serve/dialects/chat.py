@@ -13,12 +13,12 @@ from turnwise.serve.dialects.ask import (
     Messages,
     Refusal,
     call_of,
+    function_tools,
     in_order,
     text_of,
-    tool_of,
     unfit,
 )
-from turnwise.types import Message, StopReason, ToolSpec
+from turnwise.types import Message, StopReason
 
 HARMLESS = (
     "metadata",
@@ -37,7 +37,8 @@ def read(body: Any) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
     messages = messages_of(fields.items("messages"))
-    tools, choice = tools_of(fields.items("tools")), fields.left.pop("tool_choice", None)
+    tools = function_tools(fields.items("tools"), lambda entry: entry.table("function"))
+    choice = fields.left.pop("tool_choice", None)
     limits = [fields.whole(name, 1) for name in ("max_completion_tokens", "max_tokens")]
     asked = asked_of(fields) | asked_of_calls(fields, choice)
     refuse_format(fields.table("response_format"))
@@ -128,18 +129,6 @@ def call_of_entry(entry: Any, where: str, ids: list[str]) -> Any:
         raise unfit(f"{where}.type must be function", "unsupported_value")
     function = Fields(fields.table("function"), f"{where}.function")
     return call_of(function.required("name"), function.text("arguments"), where)
-
-
-def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
-    tools = []
-    for place, entry in enumerate(given):
-        where = f"tools.{place}"
-        fields = Fields(entry, where)
-        if fields.text("type") != "function":
-            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
-        function = fields.table("function")
-        tools.append(tool_of(function.get("name"), function.get("description"), function.get("parameters"), where))
-    return tuple(tools)
 
 
 # ---------------------------------------------------------------- answers

@@ -16,13 +16,13 @@ from turnwise.serve.dialects.ask import (
     Messages,
     Refusal,
     call_of,
+    function_tools,
     in_order,
     text_of,
-    tool_of,
     unfit,
 )
 from turnwise.serve.dialects.chat import error
-from turnwise.types import Message, StopReason, ToolCall, ToolSpec
+from turnwise.types import Message, StopReason, ToolCall
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
@@ -40,7 +40,7 @@ def read(body: Any) -> Ask:
     if not messages:
         raise unfit("input is missing or empty", "missing_required_parameter")
     choice = fields.left.pop("tool_choice", None)
-    tools = tools_of(fields.items("tools"))
+    tools = function_tools(fields.items("tools"), lambda entry: entry.left)
     asked = chat.asked_of(fields) | chat.asked_of_calls(fields, choice)
     if reasoning := fields.table("reasoning"):
         asked["reasoning"] = reasoning
@@ -128,18 +128,6 @@ class Conversation:
     def end_results(self, where: str) -> None:
         self.messages += in_order(self.results, self.ids, where)
         self.results = []
-
-
-def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
-    tools = []
-    for place, entry in enumerate(given):
-        where = f"tools.{place}"
-        fields = Fields(entry, where)
-        if fields.text("type") != "function":
-            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
-        left = fields.left
-        tools.append(tool_of(left.get("name"), left.get("description"), left.get("parameters"), where))
-    return tuple(tools)
 
 
 # ---------------------------------------------------------------- answers
