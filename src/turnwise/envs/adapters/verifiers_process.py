@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from turnwise.envs.child_process import end_child, start_child
 from turnwise.envs.isolation.variables import passed_on
 from turnwise.types import Task
 
@@ -57,14 +58,11 @@ class PlayerProcess:
         self.line, there = socket.socketpair()
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GRACE), 0))
         with there:
-            self.process = subprocess.Popen(
+            self.process = start_child(
                 [python, str(PROGRAM), str(there.fileno())],
+                {**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
                 pass_fds=[there.fileno()],
-                env={**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
             )
         self.loaded, _ = self.ask("load", name=name, options=dict(options))
         for work in (self.listen, self.overhear):
@@ -108,11 +106,7 @@ class PlayerProcess:
         self.is_ending = True
         with contextlib.suppress(OSError):
             self.line.shutdown(socket.SHUT_WR)
-        try:
-            self.process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_child(self.process, GRACE)
 
     # ------------------------------------------------------------ threads
 

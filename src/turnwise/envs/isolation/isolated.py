@@ -22,14 +22,14 @@ from random import Random
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Reply
-from turnwise.envs.isolation.frames import (
-    HEAD,
-    framed,
-    length_of,
+from turnwise.envs.child_process import end_child, start_child
+from turnwise.envs.isolation.json_wire import (
     message_of,
+    packed,
     packed_message,
     packed_task,
     receive,
+    receive_async,
     reply_of,
     send,
 )
@@ -104,26 +104,16 @@ class ForkServer:
         self.line, there = socket.socketpair()
         with there:
             paths = os.pathsep.join(path for path in sys.path if path)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", START, self.target, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                env={**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-            )
+            command = [sys.executable, "-c", START, self.target, str(there.fileno())]
+            variables = {**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths}
+            self.process = start_child(command, variables, pass_fds=[there.fileno()])
 
     def end(self) -> None:
         """End the process and its children."""
         if self.line is not None:
             self.line.close()
         if self.process is not None:
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end_child(self.process, GRACE)
         self.process = self.line = None
 
 
@@ -185,9 +175,8 @@ class Isolated:
         assert line is not None, "it was not opened"
         self.busy = True
         try:
-            await loop.sock_sendall(line, framed([method, arguments]))
-            head = await exactly(loop, line, HEAD)
-            answer = json.loads(await exactly(loop, line, length_of(head)))
+            await loop.sock_sendall(line, packed([method, arguments]))
+            answer = await receive_async(line)
         except (EOFError, OSError):
             raise ProcessFailure(f"the process of {self.kind.name} ended in the middle of {method}") from None
         self.busy = False
@@ -218,16 +207,6 @@ def result_of(answer: dict[str, Any]) -> Any:
         return answer["answer"]
     error = ValueError(answer["mistake"]) if "mistake" in answer else ProcessFailure(answer["failure"])
     raise carrying(error, unpacked(answer["raised"]))
-
-
-async def exactly(loop: asyncio.AbstractEventLoop, line: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = await loop.sock_recv(line, min(size - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
 
 
 def isolate(kind: Any, target: str) -> type[Isolated]:

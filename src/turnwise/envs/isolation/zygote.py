@@ -20,8 +20,9 @@ import sys
 from contextlib import suppress
 from typing import Any, Never
 
-from turnwise.envs.isolation.frames import exactly, message_of, packed_message, packed_reply, receive, send, task_of
+from turnwise.envs.isolation.json_wire import message_of, packed_message, packed_reply, receive, send, task_of
 from turnwise.envs.raised import Raised, error_line
+from turnwise.frames import receive_exactly
 from turnwise.types import Message
 
 ORDER = 11
@@ -78,7 +79,7 @@ class Zygote:
     def rest(self, size: int) -> bytes:
         """So many bytes of the line; the process ends where it has."""
         try:
-            return exactly(self.line, size)
+            return receive_exactly(self.line, size)
         except (EOFError, OSError):
             os._exit(0)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from turnwise.envs.child_process import start_child
 from turnwise.envs.math import jail as sandbox_jail
 from turnwise.envs.tools import ToolBroken
 
@@ -76,15 +77,8 @@ class Sandbox:
             name: getattr(self, name) for name in ("memory", "seconds", "patience", "processes", "longest", "most")
         }
         line = json.dumps({**request, "code": code, "number": next(NUMBERS) % 100_000_000}) + "\n"
-        process = subprocess.Popen(
-            [self.python, "-I", "-S", sandbox_jail.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-        )
+        command = [self.python, "-I", "-S", sandbox_jail.__file__]
+        process = start_child(command, {}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         try:

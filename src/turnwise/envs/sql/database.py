@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from turnwise.envs.child_process import kill_child, start_child
 from turnwise.envs.sql import query_worker
 
 MEMORY = 512 << 20
@@ -51,15 +52,7 @@ class Worker:
 
     def __init__(self, path: Path, memory: int) -> None:
         command = [sys.executable, "-I", "-S", query_worker.__file__, str(path), str(memory)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-        )
+        self.process = start_child(command, {}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer; None where the process is gone, or had to be."""
@@ -91,14 +84,13 @@ class Worker:
         return b"".join(parts)
 
     def close(self) -> None:
-        self.process.kill()
+        kill_child(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 try:
                     stream.close()
                 except OSError:  # what was still to be written has no reader any more
                     continue
-        self.process.wait()
 
 
 def pipe(stream: IO[bytes] | None) -> IO[bytes]:
