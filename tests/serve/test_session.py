@@ -183,7 +183,7 @@ def test_a_retry_after_the_call_was_forgotten_is_a_new_call(monkeypatch, delay, 
         forgotten = await session.open(ask("go"), Delivery(b"one", key=key))
         await until(lambda: len(delays) == 1 and (delay or forgotten.work.done()))
         session.leave(forgotten, False)
-        await until(lambda: not session.under_way)
+        await until(lambda: not session.in_flight)
         answer = await heard(session, ask("go"), Delivery(b"one", retry=1, key=key))
         return session, answer.content
 
@@ -201,7 +201,7 @@ def test_what_nobody_heard_is_not_recorded(monkeypatch):
         call = await session.open(ask("go"), ONE)
         await session.wait(call)
         session.leave(call, False)
-        await until(lambda: not session.under_way)
+        await until(lambda: not session.in_flight)
         # The limit of turns counts those that were heard.
         await heard(session, ask("go"))
         await heard(session, ask("go"))

@@ -21,7 +21,7 @@ from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
 from turnwise.envs.capabilities import brings_agent, check_settings, is_batchable, makes_tasks, reads_calls
 from turnwise.envs.isolation.isolated import Isolated
-from turnwise.envs.isolation.own import isolated_class
+from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.envs.isolation.variables import check_variables
 from turnwise.recipe import schema as config
 from turnwise.recipe.arguments import check_arguments, suggest

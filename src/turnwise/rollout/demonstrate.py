@@ -1,4 +1,4 @@
-"""Demonstrations: attempts by an environment's own expert through the agent loop, or read from a file."""
+"""Demonstrations: attempts of an environment's expert through the agent loop, or conversations from a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, Too
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """Attempts in which every action is what the environment's `demonstrate(noise, random)` says, or nothing."""
+    """Makes attempts in which the environment's `demonstrate(noise, random)` writes every action."""
 
     environments: Mapping[str, Callable[[], Environment]]
     renderer: Renderer
@@ -35,7 +35,7 @@ class Demonstrator:
     seed: int
     noise: float
     plays: Mapping[str, Play] = field(default_factory=dict)
-    """By dataset: who makes the turns, where that is not the agent loop itself."""
+    """By dataset: what makes the turns, if that is not the agent loop."""
 
     def __post_init__(self) -> None:
         makers = {label: with_open_limit(make) for label, make in self.environments.items()}
@@ -61,21 +61,21 @@ class Demonstrator:
         )
         scene = Scene(engine, self.renderer, Sampling(max_tokens=self.limits.max_action_tokens), self.limits)
         make_turns = self.plays.get(task.dataset, play)
-        made = await run_attempt(which, replace(maker, make=make), scene, make_turns)
-        if not made.status.counts:
-            return Group(task, (), (made,))
-        return Group(task, (made,))
+        trajectory = await run_attempt(which, replace(maker, make=make), scene, make_turns)
+        if not trajectory.status.counts:
+            return Group(task, (), (trajectory,))
+        return Group(task, (trajectory,))
 
     def say(self, environment: Any, random: Random) -> str | Tokens:
-        """What the expert says now. A message is written as the chat template has it, calls and all."""
+        """What the expert says now. The chat template writes a Message, with its tool calls."""
         said = environment.demonstrate(self.noise, random) if can_demonstrate(environment) else ""
         return self.renderer.action(said) if isinstance(said, Message) else str(said)
 
 
 def read_demonstrations(path: Path) -> list[Task]:
-    """Conversations from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, as tasks. The content of the
-    assistant's messages is what the model writes, calls and all; "tools" may list what it may call, in OpenAI's form.
-    """
+    """Tasks from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, one conversation each. The content of
+    an assistant message is the text that the model writes, tool calls included; "tools" may list the tools in OpenAI's
+    form."""
     tasks = []
     for number, line in numbered_lines(path, "demonstrations from "):
         try:
@@ -98,7 +98,7 @@ def read_demonstrations(path: Path) -> list[Task]:
 
 
 def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
-    """The tool that OpenAI's form describes."""
+    """A tool from OpenAI's form."""
     function = schema["function"]
     parameters = {"parameters": function["parameters"]} if "parameters" in function else {}
     return ToolSpec(function["name"], function.get("description", ""), **parameters)
@@ -106,7 +106,7 @@ def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDemonstrations:
-    """Trajectories out of recorded conversations: every message of the assistant is a turn."""
+    """Makes trajectories from recorded conversations: every assistant message becomes a turn."""
 
     renderer: Renderer
 
@@ -114,14 +114,14 @@ class RecordedDemonstrations:
         messages = tuple(Message(role, content) for role, content in task.data["messages"])
         tools = tuple(map(tool_of, task.data.get("tools", ())))
         turns: list[Turn] = []
-        since = 0
-        for place, message in enumerate(messages):
-            if message.role != "assistant" or place == 0:
+        last = 0
+        for index, message in enumerate(messages):
+            if message.role != "assistant" or index == 0:
                 continue
             prompt = (
-                self.renderer.next(turns[-1], messages[:since], messages[:place], tools, tools)
+                self.renderer.next(turns[-1], messages[:last], messages[:index], tools, tools)
                 if turns
-                else self.renderer.first(messages[:place], tools)
+                else self.renderer.first(messages[:index], tools)
             )
             action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
             size = len(action)
@@ -137,5 +137,5 @@ class RecordedDemonstrations:
                     broke=prompt.broke,
                 )
             )
-            since = place
+            last = index
         return Group(task, (Trajectory(tuple(turns), Status.finished),))

@@ -1,4 +1,4 @@
-"""Fairness: whether what is trained on is like what was sampled, or whether short attempts come first."""
+"""Fairness: whether trained attempts are as long as sampled ones, or short attempts are favoured."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class AttemptTally:
 
 
 class Fairness:
-    """Turns and seconds of an attempt that is trained on, against those of one that was sampled, over a run so far.
+    """Mean turns and seconds of trained attempts, divided by those of sampled attempts, over the run so far.
 
     Example:
-        fairness.metrics()["fair/turns"]   1 where neither long nor short attempts are favoured
+        fairness.metrics()["fair/turns"]   1 if neither long nor short attempts are favoured
     """
 
     def __init__(self) -> None:

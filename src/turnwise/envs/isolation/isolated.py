@@ -1,8 +1,8 @@
-"""Environments in processes of their own: for libraries with global random numbers, module state, or a will to crash.
+"""Environments that each run in a separate process: for libraries with global random numbers, module state, or crashes.
 
 A library is imported once, in a process that does nothing else (zygote.py), and every attempt is a fork of that
-process: it takes milliseconds and about a megabyte, sees nothing of other attempts, and a crash or a time-out costs one
-attempt.
+process. A fork takes milliseconds and about a megabyte and sees nothing of other attempts; a crash or a time-out costs
+one attempt.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ SURROUNDINGS = {
     "SDL_VIDEODRIVER": "dummy",
 }
 GRACE = 5.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process may take to end by itself."""
 EXPERT_SECONDS = 60.0
-"""How long an expert may think: the run waits for it."""
+"""Seconds that an expert may take: the run waits for it."""
 CHECK_SECONDS = 300.0
-"""How long the import of a library and a look at its names may take."""
+"""Seconds that the import of a library and the check of a name may take."""
 
 
 class ProcessFailure(RuntimeError):
-    """The process of an environment has ended, or the environment has raised there."""
+    """The process of an environment has ended, or the environment raised in it."""
 
 
 class ForkServer:
-    """The process that environments of one adapter are forked from; another one starts where it has died."""
+    """The process that the environments of one adapter are forked from. If it has died, a new one starts."""
 
     def __init__(self, target: str, variables: tuple[str, ...] = ()) -> None:
         self.target = target
@@ -71,7 +71,7 @@ class ForkServer:
         self.line: socket.socket | None = None
 
     def fork(self, name: str) -> tuple[int, socket.socket]:
-        """A number and a line to a new child, which answers as soon as the library is imported."""
+        """The number of a new child and a socket to it. The child answers as soon as the library is imported."""
         here, there = socket.socketpair()
         try:
             with self.lock, there:
@@ -90,7 +90,7 @@ class ForkServer:
         return number, here
 
     def kill(self, number: int) -> None:
-        """End a child, whatever it is doing."""
+        """Kill a child."""
         with self.lock, suppress(OSError):
             self.living.sendall(order_of(KILL, number))
 
@@ -118,7 +118,7 @@ class ForkServer:
 
 
 def fork_server_of(target: str, variables: tuple[str, ...] = ()) -> ForkServer:
-    """The one for an adapter whose processes get these variables beside the usual ones."""
+    """The fork server of an adapter. Its processes get these environment variables besides the usual ones."""
     return cached_fork_server(target, variables)
 
 
@@ -130,12 +130,12 @@ def cached_fork_server(target: str, variables: tuple[str, ...]) -> ForkServer:
 
 
 class Isolated:
-    """`Environment` in a process of its own. One that hangs is killed when it is closed; one that dies fails its
-    attempt, and the next has another process."""
+    """`Environment` in a separate process. One that hangs is killed when it is closed. One that dies fails its attempt;
+    the next attempt gets another process."""
 
     costs_process: ClassVar[bool] = True
     kind: ClassVar[Any]
-    """The adapter's class, for one of the library's environments."""
+    """The adapter's class for one environment of the library."""
     target: ClassVar[str]
     """Where the process finds the adapter's class."""
 
@@ -158,7 +158,7 @@ class Isolated:
         return reply_of(await self.ask("step", packed_message(message)))
 
     async def close(self) -> Reply | None:
-        """Close the environment where it can be asked, and let go of the process in any case."""
+        """Close the environment if it still answers, and end its process in any case."""
         if self.line is None:
             return None
         try:
@@ -170,7 +170,7 @@ class Isolated:
             self.line = None
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method gives in the process. A call that is given up leaves it busy."""
+        """What a method returns in the process. A call that is cancelled leaves the process busy."""
         line, loop = self.line, asyncio.get_running_loop()
         assert line is not None, "it was not opened"
         self.busy = True
@@ -193,7 +193,7 @@ class Isolated:
 
 
 def asked(line: socket.socket, seconds: float, method: str, *arguments: Any) -> Any:
-    """What a method gives in a process, waited for."""
+    """What a method returns in a process; blocks until then."""
     line.settimeout(seconds)
     try:
         send(line, [method, arguments])
@@ -210,8 +210,8 @@ def result_of(answer: dict[str, Any]) -> Any:
 
 
 def isolate(kind: Any, target: str) -> type[Isolated]:
-    """The class of a library's environment, with each of its attempts in a process of its own. Settings and tasks are
-    those of the adapter's class."""
+    """A class like `kind` that runs each attempt in a separate process. Settings and tasks are those of the adapter's
+    class."""
 
     @wraps(kind.__init__)
     def __init__(self: Isolated, **settings: Any) -> None:
@@ -235,7 +235,7 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
 
 @cache
 def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()) -> None:
-    """ValueError where the library has no such environment, or makes none with these settings."""
+    """ValueError if the library has no such environment, or cannot make it with these settings."""
     fork_server = fork_server_of(target, variables)
     number, line = fork_server.fork(name)
     with line:

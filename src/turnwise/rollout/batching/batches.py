@@ -27,7 +27,7 @@ more calls, and cost attempts of like length a tenth of their time (regime F of 
 
 
 def rule_of(settings: config.Batching) -> Rule:
-    """When queues are flushed under a recipe's policy."""
+    """The rule that decides when queues are flushed, from a recipe's policy."""
     rules: dict[str, Rule] = {
         "adaptive": Adaptive(settings.max_batch),
         "lockstep": Lockstep(),
@@ -37,14 +37,14 @@ def rule_of(settings: config.Batching) -> Rule:
 
 
 def lane_of(settings: config.Batching, *, validation: bool) -> Lane:
-    """How training and validation wait: validation goes second, and can afford to be held back."""
+    """The lane of training or validation. Validation goes second and can be held back for larger calls."""
     if settings.max_wait == "auto":
         return Lane(rank=1, max_wait_prices=PATIENCE) if validation else Lane(rank=0)
     return Lane(rank=int(validation), max_wait=settings.max_wait)
 
 
 class Batches:
-    """The queues of one class of environments, shared by all who use it: training, validation and their attempts.
+    """The queues of one class of environments, shared by training and validation. An `EnvironmentHost`.
 
     Example:
         batches = Batches(Judged, rule=Adaptive(max_batch=64), slots=8, call_seconds=120.0)
@@ -87,7 +87,7 @@ class Batches:
         self.closing: set[asyncio.Task[Reply | None]] = set()
 
     def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
-        """Environments whose calls go through the queues; those of `make` itself where there are none."""
+        """Makes environments whose calls go through the queues; those of `make` itself if there are no queues."""
         return EnvironmentMaker(self.maker(make, lane), self.open_limit, self.failures)
 
     def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
@@ -135,7 +135,7 @@ class Batched:
         self.opened = False
 
     async def open(self, task: Task) -> Reply:
-        """From here until it closes, the attempt is one that others may wait for."""
+        """From now until it closes, other items may wait for this attempt's next call."""
         self.opened = True
         for queue in (self.batches.steps, self.batches.closes):
             if queue is not None:
@@ -149,17 +149,17 @@ class Batched:
         return checked(await self.batches.steps.submit((self, message), self.lane), self.batches.kind.step_many)
 
     async def close(self) -> Reply | None:
-        """Close whatever becomes of the caller: a deadline or a cancellation must not leave the environment open."""
+        """Close even if the caller is cancelled or out of time: the environment must not stay open."""
         entered, self.opened = self.opened, False
         if entered and self.batches.steps is not None:
-            self.batches.steps.leave()  # it takes no step any more, and those that do must not wait for it
+            self.batches.steps.leave()  # no step follows, and other items must not wait for one
         closing = asyncio.create_task(self.close_when_idle(entered))
         self.batches.closing.add(closing)
         closing.add_done_callback(self.closed)
         return await asyncio.shield(closing)
 
     async def close_when_idle(self, entered: bool) -> Reply | None:
-        """Close once a step that its caller has given up is over."""
+        """Close as soon as a step that its caller abandoned has ended."""
         closes = self.batches.closes
         try:
             await self.idle.wait()
@@ -180,4 +180,4 @@ class Batched:
     def closed(self, closing: asyncio.Task[Reply | None]) -> None:
         self.batches.closing.discard(closing)
         if not closing.cancelled():
-            closing.exception()  # seen, also where nobody waits for it any more
+            closing.exception()  # retrieved, so that asyncio does not report it

@@ -27,13 +27,13 @@ class BatchFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Who submits: where several lanes wait, those of lower rank go first."""
+    """A class of callers, such as training or validation. Items of a lane with a lower rank go first."""
 
     rank: int = 0
     max_wait: float = 0.0
-    """Seconds an item may be held back for a larger call,"""
+    """Seconds that an item may be held back for a larger call."""
     max_wait_prices: float = 0.0
-    """and so many times the fitted price of a call beside them."""
+    """More time to hold an item back, in multiples of the fitted fixed cost of a call."""
 
 
 AT_ONCE = Lane()
@@ -42,33 +42,33 @@ ADAPTIVE = Adaptive()
 
 @dataclass(slots=True, eq=False)
 class Item(Generic[Content, Result]):
-    """Something submitted."""
+    """An item in the queue or in a call."""
 
     content: Content
     lane: Lane
     submitted: float
     answer: asyncio.Future[Result]
     call: BatchCall[Content, Result] | None = None
-    """The call it is in service of."""
+    """The call that serves it."""
 
 
 @dataclass(slots=True, eq=False)
 class BatchCall(Generic[Content, Result]):
-    """A call under way."""
+    """A running call."""
 
     items: Sequence[Item[Content, Result]]
     task: asyncio.Task[None] | None = None
-    """What makes the call, once it has begun."""
+    """Runs the call, once it has started."""
 
     @property
     def wanted(self) -> int:
-        """How many still wait for its answer."""
+        """How many callers still wait for its answer."""
         return sum(not item.answer.done() for item in self.items)
 
 
 @dataclass(slots=True)
 class QueueTally:
-    """What was counted since the last report."""
+    """Counts since the last report."""
 
     since: float
     calls: int = 0

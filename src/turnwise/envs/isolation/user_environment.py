@@ -1,6 +1,6 @@
-"""Environments of a user's own in processes of their own: `env.isolated = true` in a recipe.
+"""Environments of the user in separate processes: `env.isolated = true` in a recipe.
 
-What such code does to its process (os._exit, a signal, an endless loop, all of the memory) it then does to one attempt.
+Whatever such code does to its process (os._exit, a signal, an endless loop, all of the memory) then costs one attempt.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from turnwise.envs.isolation.isolated import Isolated, check
 from turnwise.envs.isolation.zygote import class_of
 from turnwise.types import Message, Task
 
-TARGET = "turnwise.envs.isolation.own:Own"
+TARGET = "turnwise.envs.isolation.user_environment:UserEnvironment"
 
 
 @cache
 def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
-    """The class `found`, which a recipe names so, with each of its attempts in a process that may have so many MiB, and
-    gets these variables beside the usual ones."""
+    """A class like `found` that runs each attempt in a process with that many MiB of memory and these environment
+    variables besides the usual ones. `name` is its name in the recipe."""
     if issubclass(found, Isolated) or brings_agent(found):
         raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
     if steps_many(found) or closes_many(found):
@@ -52,7 +52,7 @@ def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...
         "task_fields": task_fields_of(found),
         "reads_calls": reads_calls(found),
         "check_settings": staticmethod(check_in_process),
-        "kind": type(found.__name__, (Own,), {"name": name, "variables": variables}),
+        "kind": type(found.__name__, (UserEnvironment,), {"name": name, "variables": variables}),
         "target": TARGET,
     }
     if can_demonstrate(found):
@@ -63,8 +63,8 @@ def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...
 # ---------------------------------------------------------------- in the process of an attempt
 
 
-class Own:
-    """A user's environment, whose coroutines run in an event loop while it is asked something."""
+class UserEnvironment:
+    """A user's environment in the process of an attempt. An event loop runs its coroutines, one call at a time."""
 
     name: ClassVar[str] = ""
     """Module and class."""
@@ -101,7 +101,7 @@ class Own:
 
 
 def limit_memory(mebibytes: int) -> None:
-    """Have this process allocate at most so much more than it has: then a MemoryError, and not the machine's."""
+    """Let this process allocate at most that much more memory: it gets a MemoryError before the machine runs out."""
     status = Path("/proc/self/status")
     if not mebibytes or not status.exists():
         return
