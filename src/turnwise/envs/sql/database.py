@@ -1,7 +1,7 @@
-"""A SQLite file for queries of a hostile author, each answered by a process of its own that has limits.
+"""A SQLite file for queries of a hostile author, answered by worker processes that have limits.
 
-In a process: a query that finds a hole in SQLite takes a worker along and nothing else, memory has a bound that no
-other query shares, and what does not stop can be killed.
+A query that finds a hole in SQLite can only break its worker, the memory of a query has a limit that no other query
+shares, and a query that does not stop can be killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Worker:
         self.process = start_child(command, {}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer; None where the process is gone, or had to be."""
+        """The answer; None if the process ended or had to be killed."""
         try:
             pipe(self.process.stdin).write(json.dumps(request).encode() + b"\n")
             pipe(self.process.stdin).flush()
@@ -69,7 +69,7 @@ class Worker:
         return answer
 
     def read_line(self, end: float) -> bytes:
-        """A line of output, or nothing where it does not come in time."""
+        """A line of output; empty if it does not come in time."""
         output = pipe(self.process.stdout)
         parts: list[bytes] = []
         with selectors.DefaultSelector() as selector:
@@ -89,7 +89,7 @@ class Worker:
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # what was still to be written has no reader any more
+                except OSError:  # unwritten data has no reader any more
                     continue
 
 

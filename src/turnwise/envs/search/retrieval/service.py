@@ -42,7 +42,7 @@ class SearchService(Protocol):
     """What environments ask."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """The best passages for each query. Raises ConnectionError where nobody answers."""
+        """The best passages for each query. Raises ConnectionError if the service does not answer."""
         ...
 
 
@@ -132,7 +132,7 @@ class Local:
         raise AssertionError
 
     def running(self) -> tuple[subprocess.Popen[str], str]:
-        """The process, started where it is not running, and its address."""
+        """The process, started if it is not running, and its address."""
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self.process, self.port = self.start()
