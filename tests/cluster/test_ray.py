@@ -16,7 +16,7 @@ from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run
 from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
-from turnwise.cluster.remote_envs import Worlds
+from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.envs.base import Reply
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
@@ -163,7 +163,7 @@ def test_an_error_in_an_actor_keeps_its_traceback(cluster, tmp_path, caplog):
         async def close(self):
             return None
 
-    own = Worlds(Breaks, actors=1, cluster=micro_recipe(tmp_path, *MORE).cluster)
+    own = RemoteEnvironments(Breaks, actors=1, cluster=micro_recipe(tmp_path, *MORE).cluster)
     try:
         made = acting.run(acting.attempted(own.wrap(Breaks, Lane())), seconds=120)
     finally:

@@ -40,7 +40,7 @@ def test_what_would_be_ignored_is_refused(tmp_path, overrides, message):
 
 
 def test_actors_and_batched_calls_exclude_each_other(tmp_path):
-    from turnwise.cluster.remote_envs import Worlds
+    from turnwise.cluster.remote_envs import RemoteEnvironments
 
     class Many:
         @classmethod
@@ -48,7 +48,7 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
             return []
 
     with pytest.raises(ValueError, match=r"env.actors would keep calls of Many from being put together"):
-        Worlds(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
+        RemoteEnvironments(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
 
 
 def test_of_a_run_that_resumes_only_the_place_may_change(tmp_path, capsys):

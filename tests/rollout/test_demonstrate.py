@@ -7,8 +7,9 @@ import pytest
 
 from support.acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.hops import Hops
-from turnwise.rollout.demonstrate import Demonstrator, Recital, can_demonstrate, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Message, Status, Task, ToolCall, ToolSpec
 
@@ -173,7 +174,7 @@ def test_every_message_of_the_assistant_is_a_turn():
         ("assistant", "and 3"),
         ("user", "thanks"),
     ]
-    group = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0))
+    group = run(RecordedDemonstrations(renderer()).group(Task("x", "talks", {"messages": pairs}), 0))
     (made,) = group.trajectories
     assert made.status is Status.finished
     assert made.outcome == 0.0
@@ -190,7 +191,7 @@ def test_every_message_of_the_assistant_is_a_turn():
 
 def test_a_conversation_that_the_assistant_opens():
     pairs = [("assistant", "hello"), ("user", "hi"), ("assistant", "how are you")]
-    (made,) = run(Recital(renderer()).group(Task("x", "talks", {"messages": pairs}), 0)).trajectories
+    (made,) = run(RecordedDemonstrations(renderer()).group(Task("x", "talks", {"messages": pairs}), 0)).trajectories
     assert [turn.said.content for turn in made.turns] == ["how are you"]
     assert "hello<|im_end|>" in renderer().decode(made.turns[0].prompt)
 
@@ -227,7 +228,7 @@ def test_tools_of_a_recorded_conversation_are_told(tmp_path):
     row = {**json.loads(GOOD), "tools": [GET.schema, {"type": "function", "function": {"name": "stop"}}]}
     (task,) = read_demonstrations(written(tmp_path, json.dumps(row)))
     render = Renderer(byte_tokenizer(), tools="hermes")
-    (made,) = run(Recital(render).group(task, 0)).trajectories
+    (made,) = run(RecordedDemonstrations(render).group(task, 0)).trajectories
     shown = render.decode(made.turns[0].prompt)
     assert "Where a name leads." in shown
     assert '"stop"' in shown

@@ -9,7 +9,7 @@ import pytest
 from support.acting import Puppet, attempted, limits, run, user
 from turnwise.envs.base import Reply
 from turnwise.rollout.limits import FEWEST_BYTES, Limits, abridged, text_bytes
-from turnwise.rollout.render.control import Control
+from turnwise.rollout.render.control import ControlTokens
 from turnwise.rollout.render.off_loop import LONG, render_off_loop
 from turnwise.types import Message, Status, ToolCall, ToolSpec
 
@@ -20,13 +20,13 @@ LARGE = "x" * 10_000_000
 def handed(monkeypatch):
     """(characters, thread) of every text that is handed to the tokenizer."""
     found = []
-    plain = Control.plain
+    plain = ControlTokens.plain
 
     def listened(self, text):
         found.append((len(text), threading.get_ident()))
         return plain(self, text)
 
-    monkeypatch.setattr(Control, "plain", listened)
+    monkeypatch.setattr(ControlTokens, "plain", listened)
     return found
 
 

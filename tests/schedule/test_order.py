@@ -87,6 +87,22 @@ def test_a_resumed_stream_makes_only_what_is_missing():
     assert used == Used(6, [])
 
 
+@pytest.mark.parametrize("order", ["started", "finished"])
+def test_a_resumed_stream_passes_over_used_draws_that_follow_each_other(order):
+    """Otherwise a task would be trained on twice."""
+    made = []
+
+    async def work():
+        used = Used(2, [3, 4, 6, 7, 8])
+        make_group = group_maker({}, made)
+        async with GroupStream(draws(2), make_group, LagSlots(3), 3, order=order, used=used) as stream:
+            return await take(stream, 3), stream.used
+
+    found, used = run(work())
+    assert found == made == [2, 5, 9]
+    assert used == Used(10, [])
+
+
 def test_waiting_groups_are_those_finished_and_not_taken():
     async def work():
         make_group = group_maker({2: 9.0})

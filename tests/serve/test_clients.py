@@ -126,7 +126,7 @@ def test_openai_says_what_training_overrides():
         "temperature": {"asked": 0.2, "used": 1.0},
         "seed": {"asked": 7, "used": None},
     }
-    assert session.made[0].sampling.temperature == 1.0
+    assert session.recorded[0].sampling.temperature == 1.0
 
 
 def test_openai_limits_and_stop_strings_of_the_client_hold():

@@ -87,7 +87,7 @@ def attacked(count, seeds):
             while not all(task.done() for task in attacks):
                 said += await asyncio.to_thread(talk, good, 2)
             statuses = [status for task in attacks for status in await task]
-            return statuses, said, mine.broken.done() or theirs.broken.done(), len(mine.made)
+            return statuses, said, mine.broken.done() or theirs.broken.done(), len(mine.recorded)
         finally:
             mine.end()
             theirs.end()
@@ -272,5 +272,5 @@ def test_a_call_that_the_engine_refuses_does_not_break_a_session():
     engine = says("hello", render=hermes(), vocabulary=8)
     statuses, session = served(client, engine, max_turns=3)
     assert statuses == [200, 400, 400, 200, 200]
-    assert len(session.made) == 3
+    assert len(session.recorded) == 3
     assert not session.broken.done() or session.broken.cancelled()

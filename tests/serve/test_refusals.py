@@ -89,7 +89,7 @@ def test_malformed_requests_are_refused_and_nothing_is_recorded():
         assert "\n" not in error["message"]
         assert code in (None, error["code"]), (body, error)
         assert ("type" in said) == (path == MESSAGES)
-    assert session.made == session.under_way == []
+    assert session.recorded == session.in_flight == []
     assert session.engine.prompts == []
     assert session.num_calls == 0
 
@@ -109,7 +109,7 @@ def test_keys():
     assert answers[0][1]["error"]["code"] == "invalid_api_key"
     assert answers[2][1]["error"]["type"] == "authentication_error"
     assert all(headers["x-should-retry"] == "false" for status, _, headers in answers[:3])
-    assert len(session.made) == 1
+    assert len(session.recorded) == 1
 
 
 def get(address, path, key):
@@ -141,7 +141,7 @@ def test_a_body_that_is_too_large():
     assert fits == 200
     assert (openais[0], openais[1]["error"]["code"]) == (413, "request_too_large")
     assert (anthropics[0], anthropics[1]["error"]["type"]) == (413, "request_too_large")
-    assert len(session.made) == 1
+    assert len(session.recorded) == 1
 
 
 def test_a_body_without_end_is_not_kept():
@@ -167,7 +167,7 @@ def test_tools_need_a_format():
     (status, said, _), session = served(client, render=renderer())
     assert status == 400
     assert "rollout.tools" in said["error"]["message"]
-    assert session.made == []
+    assert session.recorded == []
 
 
 def test_a_session_that_is_over():
@@ -179,7 +179,7 @@ def test_a_session_that_is_over():
 
     (first, second, code), session = served(client)
     assert (first, second, code) == (200, 410, "session_over")
-    assert len(session.made) == 1
+    assert len(session.recorded) == 1
 
 
 def test_a_key_of_a_session_that_was():
@@ -199,7 +199,7 @@ def test_turns_run_out():
     assert [status for status, _ in answers] == [200, 200, 410]
     assert answers[2][1]["error"]["code"] == "too_many_turns"
     assert session.refused is Status.too_many_turns
-    assert len(session.made) == 2
+    assert len(session.recorded) == 2
 
 
 def test_an_engine_that_fails_is_no_answer():
@@ -217,7 +217,7 @@ def test_an_engine_that_fails_is_no_answer():
     assert (openais[0], openais[1]["error"]["code"]) == (500, "engine_failure")
     assert (anthropics[0], anthropics[1]["error"]["type"]) == (500, "api_error")
     assert "out of memory" in str(error)
-    assert session.made == []
+    assert session.recorded == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -234,10 +234,10 @@ def test_a_client_that_hangs_up_ends_what_it_asked_for(stream, monkeypatch):
             assert connection.sock.recv(12) == b"HTTP/1.1 200"  # the stream has begun
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
-        await until(lambda: not session.under_way)
+        await until(lambda: not session.in_flight)
         await until(lambda: not engine.speaking)
         return True
 
     _, session = served(client, engine)
-    assert session.made == []
+    assert session.recorded == []
     assert session.turns() == []

@@ -138,6 +138,60 @@ def test_a_second_try_takes_the_turn_whose_client_is_gone():
     assert run(work()) == (True, 1, 1)
 
 
+def test_a_retry_joins_an_abandoned_call_in_flight_before_an_answered_one():
+    """The answered call was heard: its client has no reason to ask again."""
+    engine, _ = counting(delay=0.05)
+
+    async def work():
+        session = make_session(engine)
+        await heard(session, ask("go"), ONE)
+        abandoned = [await session.open(ask("go"), ONE) for _ in range(2)]
+        for call in abandoned:
+            session.leave(call, False)
+        retries = [await session.open(ask("go"), Delivery(b"one", retry=1)) for _ in range(2)]
+        return [abandoned.index(call) for call in retries]
+
+    assert run(work()) == [0, 1]
+
+
+def test_a_retry_joins_the_call_that_was_answered_last():
+    engine, calls = counting()
+
+    async def work():
+        session = make_session(engine)
+        for _ in range(2):
+            await heard(session, ask("go"), ONE)
+        return await heard(session, ask("go"), Delivery(b"one", retry=1))
+
+    assert run(work()).content == "answer 2"
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("delay", [0.0, 5.0], ids=["answered", "in flight"])
+@pytest.mark.parametrize("key", ["", "k-1"])
+def test_a_retry_after_the_call_was_forgotten_is_a_new_call(monkeypatch, delay, key):
+    monkeypatch.setattr("turnwise.serve.session.PATIENCE", 0.02)
+    delays = [delay, 0.0]
+
+    async def say(prompt, session, seed):
+        number = len(delays)
+        await asyncio.sleep(delays.pop(0))
+        return f"answer with {number - 1} left"
+
+    async def work():
+        session = make_session(says(say, render=hermes()))
+        forgotten = await session.open(ask("go"), Delivery(b"one", key=key))
+        await until(lambda: len(delays) == 1 and (delay or forgotten.work.done()))
+        session.leave(forgotten, False)
+        await until(lambda: not session.in_flight)
+        answer = await heard(session, ask("go"), Delivery(b"one", retry=1, key=key))
+        return session, answer.content
+
+    session, answer = run(work())
+    assert answer == "answer with 0 left"
+    assert texts(session) == ["answer with 0 left"]
+
+
 def test_what_nobody_heard_is_not_recorded(monkeypatch):
     monkeypatch.setattr("turnwise.serve.session.PATIENCE", 0.02)
     engine, calls = counting()
@@ -147,7 +201,7 @@ def test_what_nobody_heard_is_not_recorded(monkeypatch):
         call = await session.open(ask("go"), ONE)
         await session.wait(call)
         session.leave(call, False)
-        await until(lambda: not session.under_way)
+        await until(lambda: not session.in_flight)
         # The limit of turns counts those that were heard.
         await heard(session, ask("go"))
         await heard(session, ask("go"))
@@ -314,7 +368,7 @@ def test_noise_is_that_of_the_attempt_and_the_number_of_the_request():
         session = make_session(engine)
         await heard(session, ask("go"))
         await heard(session, ask("go"))
-        return session.which
+        return session.attempt
 
     which = run(work())
     assert calls == [which.noise(0), which.noise(1)]

@@ -11,7 +11,7 @@ import numpy as np
 from serve.serving import agent_of, driven, hermes, judged
 from support.acting import run, says
 from turnwise.rollout.scene import Attempt
-from turnwise.serve.call import Call
+from turnwise.serve.call import ServedCall
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.session import Session
 from turnwise.types import Break, Status, Task
@@ -81,7 +81,7 @@ def test_two_hundred_sessions_and_no_token_in_the_wrong_one():
     assert left == 0
     assert grown < 200 << 20
     gc.collect()
-    assert [thing for thing in gc.get_objects() if type(thing) in (Session, Call)] == []  # nothing is kept of them
+    assert [thing for thing in gc.get_objects() if type(thing) in (Session, ServedCall)] == []  # nothing is kept
 
 
 def peak_memory():

@@ -8,7 +8,7 @@ from itertools import islice
 from random import Random
 
 from turnwise.assemble.environments import environment_class
-from turnwise.envs.isolation.frames import packed_reply
+from turnwise.envs.isolation.json_wire import packed_reply
 from turnwise.types import Message
 
 

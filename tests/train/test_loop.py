@@ -9,7 +9,7 @@ import pytest
 
 from field_bugs.one_step import parts_of, step_on
 from support.making import make_group, make_turn
-from turnwise.train.loop import Progress, train
+from turnwise.train.loop import Progress, is_stale, train
 from turnwise.types import Group, Status, Task, Trajectory
 
 
@@ -59,6 +59,19 @@ def test_steps_without_any_sampled_token_are_steps():
     assert (progress.step, progress.updates, progress.lag_max) == (2, 2, 0)
     assert [line["idle"] for line in lines] == [1.0, 1.0]
     assert all(math.isnan(line["lag/max"]) for line in lines)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_tokens_exactly_max_lag_old_are_trained_and_older_ones_are_stale(max_lag):
+    parts = parts_of(2)
+    parts.close()
+    settings = replace(parts.settings, order="finished", max_lag=max_lag)
+    version = 7
+    turns = [make_turn([1, 2], [3, 4], version=version - lag) for lag in range(max_lag + 3)]
+    assert is_stale(turns, version, settings).tolist() == [False] * (max_lag + 1) + [True, True]
+    one_old_token = replace(turns[0], versions=np.array([version, version - max_lag - 1], np.int32))
+    assert is_stale([one_old_token, make_turn([1], [])], version, settings).tolist() == [True, False]
+    assert not is_stale(turns, version, replace(settings, order="started")).any()
 
 
 @pytest.mark.parametrize("weighting", ["token_mean", "trajectory_mean", "group_mean", "turn_mean", "constant"])

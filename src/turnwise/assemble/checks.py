@@ -10,9 +10,9 @@ from turnwise.assemble import objective
 from turnwise.assemble.environments import agent_of, environment_makers
 from turnwise.assemble.learner import device_of, policy_of
 from turnwise.data.catalogue import model_folder
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.learn.policy import load_tokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.demonstrate import can_demonstrate
 from turnwise.rollout.environments import Environments
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.serve.endpoint import check_installed

@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.assemble.task_tables import given_tasks
-from turnwise.cluster.remote_envs import Worlds
+from turnwise.cluster.remote_envs import RemoteEnvironments
+from turnwise.data.json_lines import numbered_lines, parse_line
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
+from turnwise.envs.capabilities import brings_agent, check_settings, is_batchable, makes_tasks, reads_calls
 from turnwise.envs.isolation.isolated import Isolated
-from turnwise.envs.isolation.own import isolated_class
+from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.envs.isolation.variables import check_variables
 from turnwise.recipe import schema as config
 from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
+from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.environments import DatasetEnvironments, Environments
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, usual_limit
+from turnwise.rollout.open_limit import OpenLimit, default_open_limit
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.serve.agents.agent import Agent, calling, find_agent, is_function
 from turnwise.serve.agents.drive import Driver
@@ -52,9 +55,11 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
         raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
     except AttributeError:
         raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
-    for method in ("open", "step", "close", "tasks"):
+    for method in ("open", "step", "close"):
         if not callable(getattr(found, method, None)):
             raise ValueError(f'env.name = "{name}": {attribute} needs a method {method}')
+    if not makes_tasks(found):
+        raise ValueError(f'env.name = "{name}": {attribute} needs a method tasks')
     return found
 
 
@@ -75,7 +80,7 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
             raise ValueError(
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
             )
-        if getattr(found, "reads_calls", False) and recipe.rollout.tools == "none":
+        if reads_calls(found) and recipe.rollout.tools == "none":
             raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
         check_variables(entry.variables)
         if entry.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
@@ -83,22 +88,21 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
                 f"env.variables would be ignored: {entry.name} runs in the run's own process, which has them; remove it"
             )
         settings = check_arguments(entry.name, "env.settings", found, entry.settings)
-        if callable(check := getattr(found, "check_settings", None)):
-            check(**settings)
+        check_settings(found, settings)
         makers[entry.label] = partial(found, **settings)
     return makers
 
 
 def has_process(found: Any) -> bool:
     """Whether a class of environments runs in processes that are told their variables."""
-    return issubclass(found, Isolated) or hasattr(found, "agent_for")
+    return issubclass(found, Isolated) or brings_agent(found)
 
 
 def agent_of(entry: config.Environment) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
     found = kind_of(entry)
-    if getattr(found, "agent_for", None) is None:
+    if not brings_agent(found):
         return find_agent(entry.agent, entry.variables) if entry.agent else None
     if entry.agent:
         raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')
@@ -106,17 +110,19 @@ def agent_of(entry: config.Environment) -> Agent | None:
     return calling(found.agent_for(**settings), entry.name)
 
 
-def places_of(recipe: Recipe) -> dict[str, Places]:
+def open_limits_of(recipe: Recipe) -> dict[str, OpenLimit]:
     """By dataset: how many of its environments may be alive at once. Those without a bound of their own share one: what
     they take is the machine's."""
-    shared: dict[int, Places] = {}
-    places = {}
+    shared: dict[int, OpenLimit] = {}
+    open_limits = {}
     for entry in recipe.env:
         limit = entry.max_open or (entry.agents_at_once if entry.is_driven else 0)
-        usual = usual_limit(kind_of(entry), entry.actors or None)
+        usual = default_open_limit(kind_of(entry), entry.actors or None)
         is_shared = not limit and not entry.actors
-        places[entry.label] = shared.setdefault(usual, Places(usual)) if is_shared else Places(limit or usual)
-    return places
+        open_limits[entry.label] = (
+            shared.setdefault(usual, OpenLimit(usual)) if is_shared else OpenLimit(limit or usual)
+        )
+    return open_limits
 
 
 def endpoint_of(recipe: Recipe) -> Endpoint:
@@ -126,15 +132,15 @@ def endpoint_of(recipe: Recipe) -> Endpoint:
 
 def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
     """The environments of a recipe; agents that drive them find the model at the endpoint."""
-    places, makers, failures = places_of(recipe), environment_makers(recipe), Failures()
+    open_limits, makers, failures = open_limits_of(recipe), environment_makers(recipe), Failures()
     datasets = {}
     for entry in recipe.env:
         agent = agent_of(entry)
         datasets[entry.label] = DatasetEnvironments(
             make=makers[entry.label],
             draw=partial(draw_tasks, recipe, entry),
-            host=host_of(recipe, entry, places[entry.label], failures),
-            places=places[entry.label],
+            host=host_of(recipe, entry, open_limits[entry.label], failures),
+            open_limit=open_limits[entry.label],
             training=lane_of(entry.batching, validation=False),
             validation=lane_of(entry.batching, validation=True),
             play=None if agent is None else Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once)),
@@ -142,14 +148,16 @@ def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
     return Environments(datasets, failures, validation_overlaps=recipe.evaluation.overlap)
 
 
-def host_of(recipe: Recipe, entry: config.Environment, places: Places, failures: Failures) -> Batches:
+def host_of(recipe: Recipe, entry: config.Environment, open_limit: OpenLimit, failures: Failures) -> EnvironmentHost:
     """What puts calls of an entry's environments together, for training and validation alike, or has them live in other
     processes."""
     kind = kind_of(entry)
     if entry.actors:
-        return Worlds(kind, actors=entry.actors, cluster=recipe.cluster, places=places, failures=failures)
+        return RemoteEnvironments(
+            kind, actors=entry.actors, cluster=recipe.cluster, open_limit=open_limit, failures=failures
+        )
     rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.turn_seconds
-    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, places=places, failures=failures)
+    return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, open_limit=open_limit, failures=failures)
 
 
 def draw_tasks(recipe: Recipe, entry: config.Environment, split: str, count: int | None = None) -> list[Task]:
@@ -177,21 +185,12 @@ def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, 
 def read_tasks(recipe: Recipe, path: Path) -> list[Task]:
     """Tasks from JSON lines like {"id": "a", "dataset": "hops", "data": {"store": 7, "links": 2}}. The dataset names an
     environment of the recipe and may be left out where that has one; a mistake is named by line and field."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read tasks from {path} ({error.strerror}); give a number or a file") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: {error}") from None
     labels = [entry.label for entry in recipe.env]
     tasks: dict[Task, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path, "tasks from ", "; give a number or a file"):
+        row = parse_line(line, f"{path}, line {number}")
         try:
-            task = task_of(json.loads(line), labels)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+            task = task_of(row, labels)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
         if task in tasks:

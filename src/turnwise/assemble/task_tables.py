@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.data.tables import Row, read_rows
+from turnwise.envs.capabilities import task_fields_of
 from turnwise.envs.split import is_heldout
 from turnwise.recipe.arguments import suggest
 from turnwise.types import Task
@@ -35,7 +36,7 @@ def given_tasks(train: str, heldout: str, split: str, label: str, kind: Any) -> 
 
 def fields_of(kind: Any) -> dict[str, TypeAdapter[Any]]:
     """What an environment needs of a task's data, where its class says so in `task_fields`."""
-    return {name: TypeAdapter(hint) for name, hint in getattr(kind, "task_fields", {}).items()}
+    return {name: TypeAdapter(hint) for name, hint in task_fields_of(kind).items()}
 
 
 def task_in(row: Row, label: str, wanted: Mapping[str, TypeAdapter[Any]]) -> Task:

@@ -25,7 +25,7 @@ from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.demonstrate import Demonstrator, Recital, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.screen import Screen
@@ -106,10 +106,10 @@ def demonstrations(
 ) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
     """(in which order tasks are met, what demonstrates one): from a file, or by the environments' experts."""
     if recipe.sft.data:
-        recital = Recital(renderer)
+        recorded = RecordedDemonstrations(renderer)
         tasks = read_demonstrations(Path(recipe.sft.data))
         order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        return order, lambda draw: recital.group(draw.task, draw.epoch)
+        return order, lambda draw: recorded.group(draw.task, draw.epoch)
     supplies, noise = environments.demonstrating(), recipe.sft.noise
     expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, noise, environments.plays)
     order = task_order(recipe, environments.tasks("train", recipe.sft.demonstrations))

@@ -1,4 +1,4 @@
-"""Environments that live in actors of a Ray cluster: those that need a process, or a machine, of their own."""
+"""Environments that run in actors of a Ray cluster, because they need a process or a machine for themselves."""
 
 from __future__ import annotations
 
@@ -9,45 +9,44 @@ from typing import Any
 
 from turnwise.cluster.placement import connect
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.capabilities import is_batchable
 from turnwise.envs.raised import Raised, carrying
 from turnwise.recipe.schema import Cluster
-from turnwise.rollout.batching.batches import Batches, is_batchable
-from turnwise.rollout.batching.flush import Lockstep
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.calls import call
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places
+from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.types import Message, Task
 
 
-class WorldActor:
-    """A process of the cluster with environments in it, by number."""
+class EnvironmentActor:
+    """A process of the cluster that runs environments, each with a number."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.open_ones: dict[int, Environment] = {}
 
     async def open(self, number: int, task: Task) -> Reply:
-        with told():
+        with source_attached():
             self.open_ones[number] = self.make()
             reply: Reply = await call(self.open_ones[number].open, task)
         return reply
 
     async def step(self, number: int, message: Message) -> Reply:
-        with told():
+        with source_attached():
             reply: Reply = await call(self.open_ones[number].step, message)
         return reply
 
     async def close(self, number: int) -> Reply | None:
         environment = self.open_ones.pop(number, None)
-        with told():
+        with source_attached():
             reply: Reply | None = None if environment is None else await call(environment.close)
         return reply
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """An error brings along where it came from: Ray does not send tracebacks with the error itself."""
+def source_attached() -> Iterator[None]:
+    """Attach to an error where it was raised: Ray sends no traceback with the error itself."""
     try:
         yield
     except Exception as error:
@@ -55,12 +54,12 @@ def told() -> Iterator[None]:
         raise
 
 
-class Worlds(Batches):
-    """Actors that the environments of one class are spread over, one after the other. Their calls are not put together.
+class RemoteEnvironments:
+    """Spreads the environments of one class over actors, in turn. Their calls are not batched. An `EnvironmentHost`.
 
     Example:
-        worlds = Worlds(Browser, actors=8, cluster=recipe.cluster)
-        make = worlds.wrap(partial(Browser, headless=True), lane)
+        remote = RemoteEnvironments(Browser, actors=8, cluster=recipe.cluster)
+        make = remote.wrap(partial(Browser, headless=True), lane)
     """
 
     def __init__(
@@ -69,35 +68,40 @@ class Worlds(Batches):
         *,
         actors: int,
         cluster: Cluster,
-        places: Places | None = None,
+        open_limit: OpenLimit | None = None,
         failures: Failures | None = None,
     ) -> None:
         if is_batchable(kind):
             raise ValueError(
                 f"env.actors would keep calls of {kind.__name__} from being put together by its step_many; remove one"
             )
-        super().__init__(kind, rule=Lockstep(), slots=1, call_seconds=None, places=places, failures=failures)
+        self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
+        self.failures = failures or Failures()
         self.num_actors = actors
         self.cluster = cluster
         self.actors: list[Any] = []
         self.numbers = count()
 
-    def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
-        """A maker of environments in actors, which start with the first of them."""
+    def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
+        """Makes environments in actors. The actors start with the first environment."""
 
-        def world() -> Environment:
+        def make_remote() -> Environment:
             if not self.actors:
                 self.start(make)
             number = next(self.numbers)
-            return World(self.actors[number % self.num_actors], number)
+            return RemoteEnvironment(self.actors[number % self.num_actors], number)
 
-        return world
+        return EnvironmentMaker(make_remote, self.open_limit, self.failures)
+
+    def report(self) -> dict[str, float]:
+        """No metrics: nothing is queued here."""
+        return {}
 
     def start(self, make: Callable[[], Environment]) -> None:
         import ray
 
         connect(self.cluster)
-        actor = ray.remote(WorldActor).options(num_cpus=1, max_concurrency=100_000)
+        actor = ray.remote(EnvironmentActor).options(num_cpus=1, max_concurrency=100_000)
         self.actors = [actor.remote(make) for _ in range(self.num_actors)]
 
     def close(self) -> None:
@@ -108,7 +112,7 @@ class Worlds(Batches):
         self.actors = []
 
 
-class World:
+class RemoteEnvironment:
     """`Environment` in an actor. An error there is the same error here; an actor that dies fails its attempts."""
 
     def __init__(self, actor: Any, number: int) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from turnwise.data.json_lines import numbered_lines, parse_line
 
 Row = tuple[str, Any]
 """Its place, and what is there."""
@@ -42,18 +43,9 @@ def placed(source: str, rows: Iterable[Any]) -> Iterator[Row]:
 
 def json_rows(path: Path) -> Iterator[Row]:
     """The rows of JSON lines; empty lines count and hold none."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield f"{path}, row {number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, row {number}: not JSON ({error.msg}, column {error.colno})") from None
+    for number, line in numbered_lines(path):
+        where = f"{path}, row {number}"
+        yield where, parse_line(line, where)
 
 
 def parquet_rows(path: Path) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from turnwise.types import LARGEST_PAY, Message, Task, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an environment answers to `open`, `step` or `close`; checked at birth, because replies are hostile input.
+    """What an environment answers to `open`, `step` or `close`. Checked when made: replies are hostile input.
 
     Example:
         Reply((Message("user", "amber: cedar"),), reward=0.1)
@@ -24,21 +24,21 @@ class Reply:
     messages: tuple[Message, ...] = ()
     """What the model hears before its next turn."""
     reward: float = 0.0
-    """Paid for the turn that was just made."""
+    """Paid for the last turn."""
     outcome: float = 0.0
-    """Paid for the attempt as a whole; adds up over replies."""
+    """Paid for the whole attempt; adds up over replies."""
     finished: bool = False
     """Whether the attempt is over."""
     marks: Mapping[str, float] = field(default_factory=dict)
     """Named measurements, for people; a later mark replaces an earlier one."""
     history: tuple[Message, ...] | None = None
-    """What the model shall see next, in place of everything so far (a window, a summary)."""
+    """What the model sees next, instead of everything so far (a window, a summary)."""
     stop: tuple[str, ...] = ()
     """Strings that end the next action."""
     tools: tuple[ToolSpec, ...] | None = None
-    """What the model may call from now on; None: as before, which is nothing at first."""
+    """The tools that the model may call from now on; None: as before. At first there are none."""
     raised: tuple[Raised, ...] = ()
-    """Errors that the environment went on after, for people: those inside a tool, of which the model hears a line."""
+    """Errors that the environment survived, for the log: those inside a tool, of which the model hears a line."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -66,7 +66,7 @@ class Reply:
 
 
 def plain_messages(given: Any) -> tuple[Message, ...]:
-    """The messages, checked one by one, so that what never ends is refused at its first item that is none."""
+    """The messages, checked one by one, so that an endless iterable is refused at its first wrong item."""
     if isinstance(given, (str, Message)):
         raise ValueError("Reply.messages and Reply.history are sequences, not a single message or string")
     messages: list[Message] = []
@@ -121,10 +121,10 @@ def plain_tools(given: Any) -> tuple[ToolSpec, ...]:
     for tool in given:
         if not issubclass(type(tool), ToolSpec):
             raise ValueError(f"Reply.tools holds ToolSpec values, got {type(tool).__name__}")
-        own = ToolSpec(plain_text(tool.name), plain_text(tool.description), tool.parameters)
-        if own.name in tools:
-            raise ValueError(f"Reply.tools has two tools with the name {own.name}")
-        tools[own.name] = own
+        copy = ToolSpec(plain_text(tool.name), plain_text(tool.description), tool.parameters)
+        if copy.name in tools:
+            raise ValueError(f"Reply.tools has two tools with the name {copy.name}")
+        tools[copy.name] = copy
     return tuple(tools.values())
 
 
@@ -140,26 +140,10 @@ def plain_raised(given: Any) -> tuple[Raised, ...]:
 
 
 class Environment(Protocol):
-    """One object per attempt. Methods may be plain functions; those run in a thread and hold up nobody else. The
-    constructor must be quick: what takes time belongs in `open`.
+    """One object per attempt. Methods may be plain functions: those run in a thread and block nobody else. The
+    constructor must be quick; slow work belongs in `open`.
 
-    Beside these a class offers `tasks(split, seed, ...) -> Iterable[Task]`, with "train" and "heldout" splits that
-    share no task, and may offer `demonstrate(noise, random) -> str | Message`, what an expert would say now.
-
-    It may say with `task_fields = {"question": str, ...}` what a task's data must have, by which tasks that a user
-    gives are checked, and may refuse settings before a run starts with a classmethod `check_settings(**settings)`. With
-    `reads_calls = True` it needs a recipe that says how calls are written (`rollout.tools`). A `tasks` that takes
-    `settings` gets those of the constructor. One that plays itself brings the function that `env.agent` would name,
-    with a classmethod `agent_for(**settings)`.
-
-    A class that can serve several of its environments in one call (a judge, a reward model, a sandbox) may say so with
-    classmethods `step_many(environments, messages) -> list[Reply | Exception]` and
-    `close_many(environments) -> list[Reply | None | Exception]`; when to call them is decided in
-    rollout/batching/microbatch.py.
-    With `idempotent = True` a call that raised is made again, environment by environment.
-
-    One whose every attempt is a process of its own says `costs_process = True`: how many are alive at once then goes by
-    the cores of the machine, unless a recipe says so (`env.max_open`).
+    A class may offer more, such as tasks, demonstrations and batched calls: see `turnwise.envs.capabilities`.
     """
 
     async def open(self, task: Task) -> Reply:
@@ -171,13 +155,5 @@ class Environment(Protocol):
         ...
 
     async def close(self) -> Reply | None:
-        """Let go of everything; called once, always. A reply may pay a late outcome."""
+        """Free all resources; called exactly once. A reply may pay a late outcome."""
         ...
-
-
-class EnvironmentClass(Protocol):
-    """What a recipe names: a constructor and its tasks."""
-
-    def __call__(self, **settings: Any) -> Environment: ...
-
-    def tasks(self, split: str, seed: int, **arguments: Any) -> Iterable[Task]: ...

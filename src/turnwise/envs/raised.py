@@ -1,4 +1,4 @@
-"""What was raised, as text: a traceback has to outlive the process, the thread or the batch that it came from."""
+"""Exceptions as text, because a traceback has to outlive the process, the thread or the batch that it came from."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Error = TypeVar("Error", bound=BaseException)
 LONGEST_TEXT = 1000
 """Characters of an error's own text that are kept."""
 LONGEST_TRACEBACK = 8000
-"""Characters of a traceback that are kept: its end, which is where it broke."""
+"""Characters of a traceback that are kept, from its end, where the error is."""
 DEEPEST = 16
-"""Errors behind an error that are looked at."""
+"""How many causes of an error are followed."""
 CARRIED = "turnwise_raised"
-"""The attribute of an exception that came over a border and brings with it what was raised on the other side."""
+"""The attribute of an exception that holds what was raised in another process, thread or batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Raised:
 
     kind: str
     where: str
-    """File and line: the innermost of the user's own, or of a library's where no code of the user's was under way."""
+    """File and line: the innermost of the user's code, or of a library if none of the user's code was running."""
     text: str
     traceback: str
 
     @property
     def reason(self) -> str:
-        """What makes two of them the same."""
+        """Equal for two exceptions that count as the same failure."""
         return f"{self.kind} at {self.where}" if self.where else self.kind
 
     @property
@@ -52,22 +52,22 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException) -> Raised:
-        """What is told of an exception; of the one behind it where it only passes that on."""
+        """The exception as text; if it only passes on another one, that one."""
         chain = list(behind(error))
         for each in chain:
             if isinstance(carried := vars(each).get(CARRIED), Raised):
                 return carried
-        meant = next((each for each in chain if place_of(each, users_only=True)), error)
-        named = error if issubclass(type(error), TimeoutError) else meant  # a time-out is a cancellation inside
-        return cls(type(named).__name__, place_of(meant), error_line(named, with_kind=False), traceback_of(error))
+        origin = next((each for each in chain if place_of(each, users_only=True)), error)
+        named = error if issubclass(type(error), TimeoutError) else origin  # a time-out is a cancellation inside
+        return cls(type(named).__name__, place_of(origin), error_line(named, with_kind=False), traceback_of(error))
 
     def packed(self) -> list[str]:
-        """As JSON has it."""
+        """As JSON."""
         return [self.kind, self.where, self.text, self.traceback]
 
 
 def carrying(error: Error, raised: Raised) -> Error:
-    """The error, which brings along what was raised elsewhere."""
+    """The error with what was raised elsewhere attached to it."""
     try:
         setattr(error, CARRIED, raised)
     except BaseException:  # an exception may refuse attributes, in code of its own
@@ -76,18 +76,18 @@ def carrying(error: Error, raised: Raised) -> Error:
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, the one it was raised from, and so on."""
+    """An error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen and len(seen) < DEEPEST:
-        yield found
-        seen.add(id(found))
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < DEEPEST:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
 def place_of(error: BaseException, users_only: bool = False) -> str:
-    """File and line of the innermost frame of the user's; of the innermost that is not Python's own where there is none
-    and others will do."""
+    """File and line of the innermost frame of the user's code. Unless `users_only`, of the innermost library frame if
+    there is none, or else of the innermost frame."""
     frames = list(frames_of(error.__traceback__))
     for kinds in (("user",),) if users_only else (("user",), ("library", "turnwise"), ("python",)):
         for name, line in reversed(frames):
@@ -97,7 +97,7 @@ def place_of(error: BaseException, users_only: bool = False) -> str:
 
 
 def home_of(function: Callable[..., Any]) -> str:
-    """File and line that a function begins at; empty where it has none."""
+    """File and line where a function is defined; empty if that is unknown."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     return "" if code is None else f"{shortened(code.co_filename)}:{code.co_firstlineno}"
 
@@ -118,14 +118,13 @@ def owner_of(name: str) -> str:
         return "turnwise"
     if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return "library"
-    own = {sysconfig.get_path(part) for part in ("stdlib", "platstdlib")}
-    return "python" if any(path.startswith(folder + os.sep) for folder in own if folder) else "user"
+    folders = {sysconfig.get_path(part) for part in ("stdlib", "platstdlib")}
+    return "python" if any(path.startswith(folder + os.sep) for folder in folders if folder) else "user"
 
 
 def shortened(name: str) -> str:
-    """A path from where the run was started, where it is below that."""
-    here = os.getcwd() + os.sep
-    return name.removeprefix(here)
+    """The path relative to the current folder, if it is below that."""
+    return name.removeprefix(os.getcwd() + os.sep)
 
 
 def error_line(error: BaseException, with_kind: bool = True) -> str:
@@ -150,7 +149,7 @@ def printable(text: str) -> str:
 
 
 def unpacked(parts: Any) -> Raised:
-    """Inverse of `Raised.packed`, of what an environment or another process says; ValueError where it says none."""
+    """Inverse of `Raised.packed`, for input from an environment or another process; ValueError if it is malformed."""
     if len(parts) != len(Raised.__slots__) or not all(issubclass(type(part), str) for part in parts):
         raise ValueError("what was raised is told in four texts: kind, where, text and traceback")
     kind, where, text, trace = (printable(str.__str__(part)) for part in parts)

@@ -49,7 +49,7 @@ def draw_tasks(
 
 
 def is_heldout(entity: str) -> bool:
-    """Whether what is asked about an entity is held out, whatever is asked."""
+    """Whether all questions about an entity are held out."""
     return hashlib.blake2b(entity.encode(), digest_size=8).digest()[0] < HELDOUT_SHARE * 256
 
 

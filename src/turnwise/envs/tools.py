@@ -41,7 +41,7 @@ class ToolError(Exception):
 
 
 class ToolRaised(ToolError):
-    """The same, where the tool did not mean to: an error in its code, which people shall see too."""
+    """A ToolError that the tool did not intend: an error in its code, which is also logged."""
 
     def __init__(self, text: str, raised: Raised) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class ToolRaised(ToolError):
 
 
 class ToolBroken(RuntimeError):
-    """The tool itself does not work: the attempt fails, and is no fault of the model's."""
+    """The tool itself does not work. The attempt fails, and the model is not to blame."""
 
 
 class Untitled(GenerateJsonSchema):
@@ -234,7 +234,7 @@ class ToolEnvironment:
     """Recipes need a format of calls, `rollout.tools`."""
     system: str = ""
     functions: ClassVar[tuple[Callable[..., Any], ...]] = ()
-    """Tools that are functions of their own, beside the methods marked as tools."""
+    """Tools that are plain functions, besides the methods marked as tools."""
     longest: int = LONGEST
     """Characters of a result that the model hears."""
 

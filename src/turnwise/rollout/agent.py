@@ -27,7 +27,7 @@ NOT_MANAGED = (
 async def play(scene: Scene, running: RunningAttempt) -> Status:
     """Open the environment, then make turns until the environment finishes or a limit ends the attempt. Per turn:
     render the prompt, check the limits on that prompt, sample the action, step the environment, record the turn."""
-    renderer, limits = scene.renderer, scene.limits
+    renderer, limits, environment = scene.renderer, scene.limits, running.environment
     attempt, deadline, turns = running.attempt, running.deadline, running.log.turns
     reply = await open_environment(running)
     messages, tools = reply.history or reply.messages, reply.tools or ()
@@ -51,9 +51,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
         # 4. Step the environment. It never hears an action whose tool call cannot be read: the model hears the fault.
         started = deadline.now()
         try:
-            reply = (
-                fault_reply(action, reply) if action.fault else await ask(deadline, running.environment.step, action)
-            )
+            reply = fault_reply(action, reply) if action.fault else await ask(deadline, environment.step, action)
         except BaseException:  # a penalty for breaking the environment must reach the action that did
             turns.append(recorded(prompt, completion, action, Reply(), deadline.now() - started))
             raise

@@ -13,7 +13,7 @@ from turnwise.rollout.calls import call, checked, is_from_outside
 from turnwise.rollout.deadline import Blocked, Deadline
 from turnwise.rollout.leaving import leave_behind
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.places import Supply, supplied
+from turnwise.rollout.open_limit import EnvironmentMaker, with_open_limit
 from turnwise.rollout.scene import Attempt, Play, RunningAttempt, Scene
 from turnwise.types import Status, Trajectory
 
@@ -25,18 +25,18 @@ async def run_attempt(
 ) -> Trajectory:
     """One attempt at a task, in the environment that `make` returns. The agent loop makes the turns, unless
     `make_turns` is another Play. Nothing of the attempt starts before fewer environments than allowed are open."""
-    supply = supplied(make)
-    async with supply.places.one():
-        return await run_now(which, supply, scene, make_turns)
+    maker = with_open_limit(make)
+    async with maker.open_limit.permit():
+        return await run_now(which, maker, scene, make_turns)
 
 
-async def run_now(which: Attempt, supply: Supply, scene: Scene, make_turns: Play) -> Trajectory:
+async def run_now(which: Attempt, make: EnvironmentMaker, scene: Scene, make_turns: Play) -> Trajectory:
     """The attempt once it may start. Never raises for what an environment or an engine does: that becomes a status.
 
     If the environment ignores even its cancellation, the attempt has timed out. It is left behind in a task that nobody
     waits for."""
-    log, deadline = AttemptLog(which.session, supply.failures), Deadline(scene.limits)
-    work = run_within_deadline(which, supply, scene, make_turns, deadline, log)
+    log, deadline = AttemptLog(which.session, make.failures), Deadline(scene.limits)
+    work = run_within_deadline(which, make, scene, make_turns, deadline, log)
     task = asyncio.create_task(work, name=which.session)
     try:
         await asyncio.wait((task, deadline.overdue), return_when=asyncio.FIRST_COMPLETED)
@@ -59,13 +59,13 @@ async def run_now(which: Attempt, supply: Supply, scene: Scene, make_turns: Play
 
 
 async def run_within_deadline(
-    which: Attempt, supply: Supply, scene: Scene, make_turns: Play, deadline: Deadline, log: AttemptLog
+    which: Attempt, make: EnvironmentMaker, scene: Scene, make_turns: Play, deadline: Deadline, log: AttemptLog
 ) -> None:
     """Make the environment, make the turns and close the environment. The log says how that went."""
     environment: Environment | None = None
     try:
         async with deadline:
-            environment = make_environment(supply)
+            environment = make_environment(make)
             log.status = await make_turns(scene, RunningAttempt(which, environment, deadline, log))
     except TimeoutError as error:
         log.fail(Status.timed_out, "timed out", error, TOO_SOON)

@@ -1,4 +1,4 @@
-"""Blame: whose code it is that the event loop runs, read from a stack."""
+"""Whose code the event loop is running, read from a stack."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ OURS = os.path.realpath(os.path.dirname(OWN)) + os.sep
 LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-"""Where code of Python and of installed packages lies."""
+"""Folders of Python and of installed packages."""
 BORDERS: set[CodeType] = set()
 ROOT = asyncio.events.Handle._run.__code__
-"""Where the event loop calls what is to be run; what lies outside of it has called the loop."""
+"""The frame in which the event loop runs a callback; frames outside of it have called the loop."""
 
 
 def border(function: Function) -> Function:
-    """Mark a function of ours that calls code of an environment and nothing else."""
+    """Mark a function of ours that does nothing but call environment code."""
     BORDERS.add(function.__code__)
     return function
 
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """Environment code that runs.
+    """Environment code that is running.
 
     Example:
         Blamed(frame, "train/shop/t-3/0/2/0", "shop.py:41 in step")
     """
 
     frame: FrameType
-    """Of the outermost call into it: the same for as long as it has not returned."""
+    """Of the outermost call into environment code: the same frame until that call returns."""
     who: str
     """The attempt, or the task of the event loop."""
     where: str
@@ -52,19 +52,19 @@ class Blamed:
 
 
 def blamed(innermost: FrameType | None) -> Blamed | None:
-    """The environment code on a stack that the event loop has called; None where there is none."""
+    """The environment code on a stack that the event loop has called; None if there is none."""
     frames = list(until_root(innermost))
-    called = [frames[:place] for place, frame in enumerate(frames) if frame.f_code in BORDERS]
-    # Without a border it is a task or a callback of somebody else's, unless the last to have a say is code of ours.
-    own = called[0] if called else list(takewhile(lambda frame: not is_ours(frame), frames))
-    if not called:
-        while own and not is_foreign(own[-1]):
-            own.pop()
-    return Blamed(own[-1], who_of(frames), where_of(own)) if own else None
+    inside = [frames[:index] for index, frame in enumerate(frames) if frame.f_code in BORDERS]
+    # Without a border it is a task or a callback that a user's code started, unless the innermost code is ours.
+    foreign = inside[0] if inside else list(takewhile(lambda frame: not is_ours(frame), frames))
+    if not inside:
+        while foreign and not is_foreign(foreign[-1]):
+            foreign.pop()
+    return Blamed(foreign[-1], who_of(frames), where_of(foreign)) if foreign else None
 
 
 def blamed_task(task: asyncio.Task[Any]) -> str:
-    """Where the code of a task waits that nobody runs just now."""
+    """Where the code of a suspended task waits."""
     frames: list[FrameType] = []
     waiting: Any = task.get_coro()
     while waiting is not None:
@@ -75,13 +75,13 @@ def blamed_task(task: asyncio.Task[Any]) -> str:
 
 
 def until_root(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames from the innermost one to where the event loop called it; none where no loop did."""
-    found: list[FrameType] = []
+    """The frames from the innermost one to where the event loop called it; none if no loop did."""
+    inner: list[FrameType] = []
     while frame is not None:
         if frame.f_code is ROOT:
-            yield from found
+            yield from inner
             return
-        found.append(frame)
+        inner.append(frame)
         frame = frame.f_back
 
 
@@ -90,12 +90,13 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def is_foreign(frame: FrameType) -> bool:
-    """Whether a user has written it."""
+    """Whether a user wrote it."""
     file = frame.f_code.co_filename
     return not file.startswith("<") and not os.path.realpath(file).startswith((OURS, *LIBRARIES))
 
 
 def who_of(frames: Sequence[FrameType]) -> str:
+    """The attempt, batched call or task that a stack belongs to."""
     for frame in frames:
         values = [] if is_foreign(frame) else list(frame.f_locals.values())
         if attempt := next((value for value in values if type(value) is Attempt), None):
@@ -105,7 +106,7 @@ def who_of(frames: Sequence[FrameType]) -> str:
 
 
 def where_of(frames: Sequence[FrameType]) -> str:
-    """The innermost line that a user has written, or else the innermost line."""
+    """The innermost line that a user wrote, or else the innermost line."""
     frame = next((frame for frame in frames if is_foreign(frame)), frames[0])
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 

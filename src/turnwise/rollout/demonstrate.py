@@ -1,4 +1,4 @@
-"""Demonstrations: attempts by an environment's own expert through the agent loop, or read from a file."""
+"""Demonstrations: attempts of an environment's expert through the agent loop, or conversations from a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.data.json_lines import numbered_lines
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.places import Supply, supplied
+from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
@@ -25,7 +27,7 @@ from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, Too
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """Attempts in which every action is what the environment's `demonstrate(noise, random)` says, or nothing."""
+    """Makes attempts in which the environment's `demonstrate(noise, random)` writes every action."""
 
     environments: Mapping[str, Callable[[], Environment]]
     renderer: Renderer
@@ -33,22 +35,22 @@ class Demonstrator:
     seed: int
     noise: float
     plays: Mapping[str, Play] = field(default_factory=dict)
-    """By dataset: who makes the turns, where that is not the agent loop itself."""
+    """By dataset: what makes the turns, if that is not the agent loop."""
 
     def __post_init__(self) -> None:
-        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
-        object.__setattr__(self, "environments", supplies)
+        makers = {label: with_open_limit(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", makers)
 
     async def group(self, task: Task, epoch: int) -> Group:
         """One demonstrated attempt. The expert makes its mistakes elsewhere in every epoch."""
         which = Attempt(self.seed, "demonstration", task, epoch)
         random = Random(which.noise(0))
         environment: Any = None
-        supply = supplied(self.environments[task.dataset])
+        maker = with_open_limit(self.environments[task.dataset])
 
         def make() -> Environment:
             nonlocal environment
-            environment = supply()
+            environment = maker()
             return environment  # type: ignore[no-any-return]
 
         engine = ScriptedEngine(
@@ -59,33 +61,23 @@ class Demonstrator:
         )
         scene = Scene(engine, self.renderer, Sampling(max_tokens=self.limits.max_action_tokens), self.limits)
         make_turns = self.plays.get(task.dataset, play)
-        made = await run_attempt(which, replace(supply, make=make), scene, make_turns)
-        if not made.status.counts:
-            return Group(task, (), (made,))
-        return Group(task, (made,))
+        trajectory = await run_attempt(which, replace(maker, make=make), scene, make_turns)
+        if not trajectory.status.counts:
+            return Group(task, (), (trajectory,))
+        return Group(task, (trajectory,))
 
     def say(self, environment: Any, random: Random) -> str | Tokens:
-        """What the expert says now. A message is written as the chat template has it, calls and all."""
+        """What the expert says now. The chat template writes a Message, with its tool calls."""
         said = environment.demonstrate(self.noise, random) if can_demonstrate(environment) else ""
         return self.renderer.action(said) if isinstance(said, Message) else str(said)
 
 
-def can_demonstrate(environment: object) -> bool:
-    return callable(getattr(environment, "demonstrate", None))
-
-
 def read_demonstrations(path: Path) -> list[Task]:
-    """Conversations from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, as tasks. The content of the
-    assistant's messages is what the model writes, calls and all; "tools" may list what it may call, in OpenAI's form.
-    """
+    """Tasks from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, one conversation each. The content of
+    an assistant message is the text that the model writes, tool calls included; "tools" may list the tools in OpenAI's
+    form."""
     tasks = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read demonstrations from {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path, "demonstrations from "):
         try:
             row = json.loads(line)
             messages = [Message(m["role"], m["content"]) for m in row["messages"]]
@@ -106,15 +98,15 @@ def read_demonstrations(path: Path) -> list[Task]:
 
 
 def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
-    """The tool that OpenAI's form describes."""
+    """A tool from OpenAI's form."""
     function = schema["function"]
     parameters = {"parameters": function["parameters"]} if "parameters" in function else {}
     return ToolSpec(function["name"], function.get("description", ""), **parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class Recital:
-    """Trajectories out of recorded conversations: every message of the assistant is a turn."""
+class RecordedDemonstrations:
+    """Makes trajectories from recorded conversations: every assistant message becomes a turn."""
 
     renderer: Renderer
 
@@ -122,14 +114,14 @@ class Recital:
         messages = tuple(Message(role, content) for role, content in task.data["messages"])
         tools = tuple(map(tool_of, task.data.get("tools", ())))
         turns: list[Turn] = []
-        since = 0
-        for place, message in enumerate(messages):
-            if message.role != "assistant" or place == 0:
+        last = 0
+        for index, message in enumerate(messages):
+            if message.role != "assistant" or index == 0:
                 continue
             prompt = (
-                self.renderer.next(turns[-1], messages[:since], messages[:place], tools, tools)
+                self.renderer.next(turns[-1], messages[:last], messages[:index], tools, tools)
                 if turns
-                else self.renderer.first(messages[:place], tools)
+                else self.renderer.first(messages[:index], tools)
             )
             action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
             size = len(action)
@@ -145,5 +137,5 @@ class Recital:
                     broke=prompt.broke,
                 )
             )
-            since = place
+            last = index
         return Group(task, (Trajectory(tuple(turns), Status.finished),))

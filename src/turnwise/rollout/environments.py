@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from turnwise.envs.base import Environment
-from turnwise.rollout.batching.batches import Batches
 from turnwise.rollout.batching.microbatch import Lane
+from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, Supply
+from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit
 from turnwise.rollout.scene import Play
 from turnwise.types import Task
 
@@ -22,9 +22,9 @@ class DatasetEnvironments:
     """Makes a fresh one with the recipe's settings."""
     draw: Callable[[str, int | None], list[Task]]
     """(split, count) -> that many of its tasks, or all."""
-    host: Batches
+    host: EnvironmentHost
     """Where they live, and how their calls are put together."""
-    places: Places
+    open_limit: OpenLimit
     """How many may be alive at once."""
     training: Lane
     validation: Lane
@@ -37,7 +37,7 @@ class Environments:
 
     Example:
         environments = Environments({"hops": entry}, failures)
-        supplies = environments.training()
+        makers = environments.training()
         environments.tasks("heldout", 128)
     """
 
@@ -50,22 +50,24 @@ class Environments:
         self.validation_overlaps = validation_overlaps
         self.drawn: dict[tuple[str, int | None], dict[str, list[Task]]] = {}
 
-    def training(self) -> dict[str, Supply]:
+    def training(self) -> dict[str, EnvironmentMaker]:
         """Fresh environments for training attempts, by dataset."""
         return {label: each.host.wrap(each.make, each.training) for label, each in self.datasets.items()}
 
-    def validation(self) -> dict[str, Supply]:
+    def validation(self) -> dict[str, EnvironmentMaker]:
         """Fresh environments for held-out attempts, by dataset. Validation that overlaps training takes half of the
-        places, so that its many attempts never keep training waiting."""
-        supplies = {label: each.host.wrap(each.make, each.validation) for label, each in self.datasets.items()}
+        permits, so that its many attempts never keep training waiting."""
+        makers = {label: each.host.wrap(each.make, each.validation) for label, each in self.datasets.items()}
         if not self.validation_overlaps:
-            return supplies
-        halves = {id(supply.places): supply.places.half() for supply in supplies.values()}
-        return {label: replace(supply, places=halves[id(supply.places)]) for label, supply in supplies.items()}
+            return makers
+        halves = {id(maker.open_limit): maker.open_limit.half() for maker in makers.values()}
+        return {label: replace(maker, open_limit=halves[id(maker.open_limit)]) for label, maker in makers.items()}
 
-    def demonstrating(self) -> dict[str, Supply]:
+    def demonstrating(self) -> dict[str, EnvironmentMaker]:
         """Fresh environments whose calls are made one by one, by dataset."""
-        return {label: Supply(each.make, each.places, self.failures) for label, each in self.datasets.items()}
+        return {
+            label: EnvironmentMaker(each.make, each.open_limit, self.failures) for label, each in self.datasets.items()
+        }
 
     @property
     def plays(self) -> dict[str, Play]:

@@ -1,4 +1,4 @@
-"""How attempts fail: the first failure of each kind is shown whole, with its traceback; the others are counted."""
+"""How attempts fail: the first failure of each kind is logged with its traceback; the others are counted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from turnwise.envs.raised import Raised
 
 log = logging.getLogger(__name__)
 MOST_KINDS = 40
-"""Kinds that are shown and told apart; an environment can make up new ones for ever."""
+"""Kinds that are distinguished; an environment can raise new ones for ever."""
 OTHERS = "other kinds"
 MOST_IN_A_LINE = 5
 
 
 class Failures:
-    """Failures of a run's attempts by kind: the type of an exception with the file and line it came from.
+    """Counts the failures of attempts by kind: the type of an exception with the file and line that raised it.
 
     Example:
         failures = Failures()
@@ -26,24 +26,24 @@ class Failures:
     def __init__(self) -> None:
         self.kinds: set[str] = set()
         self.counted: Counter[str] = Counter()
-        """By kind, since they were last summed up; the first of each too."""
+        """By kind, since the last `sum_up`; includes the first of each kind."""
         self.hidden: Counter[str] = Counter()
-        """Those of them that were not shown."""
+        """The failures among them that were not logged."""
 
     def note(self, what: str, raised: Raised, advice: str = "") -> None:
-        """Count a failure; show it where it is the first of its kind."""
+        """Count a failure, and log it if it is the first of its kind."""
         kind = raised.reason if raised.reason in self.kinds or len(self.kinds) < MOST_KINDS else OTHERS
         self.counted[kind] += 1
         if kind in self.kinds or kind == OTHERS:
             self.hidden[kind] += 1
             return
         self.kinds.add(kind)
-        place = f" ({raised.where})" if raised.where else ""
-        said = f"{raised.kind}: {raised.text}" if raised.text else raised.kind
-        show(f"{what}: {said}{place}{f'; {advice}' if advice else ''}", raised.traceback)
+        where = f" ({raised.where})" if raised.where else ""
+        text = f"{raised.kind}: {raised.text}" if raised.text else raised.kind
+        show(f"{what}: {text}{where}{f'; {advice}' if advice else ''}", raised.traceback)
 
     def sum_up(self, when: str) -> None:
-        """Say in a line how many failures were not shown, if any, and begin to count anew."""
+        """Log in one line how many failures were not shown, if any, and start to count again."""
         hidden, self.hidden, self.counted = self.hidden, Counter(), Counter()
         if not hidden:
             return
@@ -54,7 +54,7 @@ class Failures:
 
 
 def show(message: str, traceback: str) -> None:
-    """A warning of one line with a traceback below it, which may be one of another process."""
+    """Log a warning of one line with a traceback below it, which may come from another process."""
     record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None, extra={"always_shown": True})
     record.exc_text = traceback or None
     if log.isEnabledFor(logging.WARNING):

@@ -1,4 +1,4 @@
-"""A group: several attempts at one task, made at once, with failures contained."""
+"""A group: several attempts at one task, run concurrently, in which a failure stays with its attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.envs.base import Environment
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.places import Supply, supplied
+from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.types import Group, Status, Task, Trajectory
@@ -21,14 +21,14 @@ Result = TypeVar("Result")
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results of coroutines that run at once. Also where it is cancelled, each of them has ended when this has: an
-    attempt may have an environment to close."""
-    tasks = [asyncio.create_task(one) for one in work]
+    """The results of coroutines that run concurrently. All of them have ended when this returns or raises, also when it
+    is cancelled: an attempt may have an environment to close."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            if not task.cancelling():  # once is enough: a second time would cut its closing short
+            if not task.cancelling():  # a second cancellation would interrupt the closing of its environment
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -51,8 +51,8 @@ class AttemptMaker:
     """By dataset: what makes the turns, if that is not the agent loop."""
 
     def __post_init__(self) -> None:
-        supplies: dict[str, Supply] = {label: supplied(make) for label, make in self.environments.items()}
-        object.__setattr__(self, "environments", supplies)
+        makers = {label: with_open_limit(make) for label, make in self.environments.items()}
+        object.__setattr__(self, "environments", makers)
 
     @property
     def scene(self) -> Scene:
@@ -60,15 +60,15 @@ class AttemptMaker:
 
     async def group(self, task: Task, epoch: int) -> Group:
         """All attempts at a task."""
-        made = await all_of(self.one(task, epoch, number) for number in range(self.attempts))
+        trajectories = await all_of(self.one(task, epoch, number) for number in range(self.attempts))
         return Group(
             task,
-            tuple(trajectory for trajectory in made if trajectory.status.counts),
-            tuple(trajectory for trajectory in made if not trajectory.status.counts),
+            tuple(trajectory for trajectory in trajectories if trajectory.status.counts),
+            tuple(trajectory for trajectory in trajectories if not trajectory.status.counts),
         )
 
     async def one(self, task: Task, epoch: int, number: int) -> Trajectory:
-        """One attempt, made again with a fresh environment and fresh noise while it fails and retries are left."""
+        """One attempt. One that failed or timed out is retried with a new environment and new noise."""
         which = Attempt(self.seed, self.split, task, epoch, number)
         for retry in range(self.retries + 1):
             make, make_turns = self.environments[task.dataset], self.plays.get(task.dataset, play)

@@ -1,4 +1,4 @@
-"""Tasks that do not end when they are cancelled, and how to go on without them."""
+"""Tasks that do not end when they are cancelled, and how the run goes on without them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from turnwise.rollout.blame import blamed_task
 log = logging.getLogger(__name__)
 
 LEFT: list[asyncio.Task[Any]] = []
-"""Tasks that nobody waits for any more. They are kept: a forgotten coroutine is closed by an error raised in it, which
-one that catches everything would catch too."""
+"""Tasks that nobody waits for any more. They are kept alive: garbage collection would raise GeneratorExit in the
+coroutine, and one that catches everything would catch that too."""
 
 
 def leave_behind(task: asyncio.Task[Any]) -> None:
-    """Go on without a task that was cancelled and has not ended, and name it. The end of the event loop does not wait
-    for it either, as `asyncio.run` would, for good."""
+    """Go on without a task that was cancelled and has not ended, and name it. The event loop does not wait for it at
+    its end either; `asyncio.run` would wait for ever."""
     LEFT.append(task)
     asyncio._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def leave_behind(task: asyncio.Task[Any]) -> None:
 
 
 async def end_all(seconds: float) -> None:
-    """Cancel every other task of the loop, wait for them for a while, and go on without those that do not end."""
+    """Cancel all other tasks of the loop, wait that long for them, and leave behind those that do not end."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

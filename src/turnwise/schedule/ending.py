@@ -1,4 +1,4 @@
-"""The end of the process when nothing else ends it: at once, and without leaving anything behind."""
+"""The last resort: end the process at once, without leaving children or shared memory behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Never
 from turnwise.rollout.leaving import LEFT
 
 MOMENT = 1.0
-"""Seconds that something has which may wait for a lock that nobody gives back."""
+"""Seconds for an action that may wait for a lock that is never released."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 def end_at_once(code: int, last_words: Callable[[], object] = lambda: None) -> Never:
-    """End this process and those it has started, from whichever thread. What it has in shared memory is removed, and
-    the terminal is as it was; nothing is closed in order."""
+    """End this process and its children, from any thread. Its shared memory is removed and the terminal restored;
+    nothing else is closed."""
     briefly(last_words)
     briefly(flush)
     briefly(remove_shared_memory)
@@ -32,8 +32,8 @@ def end_at_once(code: int, last_words: Callable[[], object] = lambda: None) -> N
 
 
 def end_within(seconds: float, code: int) -> None:
-    """Have the process end by then, whatever threads and tasks hold it; at once where tasks were left behind, which
-    would be taken apart in the middle of what they do."""
+    """End the process after that time, whatever threads and tasks still run; at once if tasks were left behind, because
+    interpreter shutdown would tear them apart."""
     if LEFT:
         end_at_once(code)
     timer = threading.Timer(seconds, end_at_once, (code,))
@@ -42,7 +42,7 @@ def end_within(seconds: float, code: int) -> None:
 
 
 def briefly(act: Callable[[], object]) -> None:
-    """Do something, or do not, but go on."""
+    """Try to do something for a moment, then go on."""
 
     def work() -> None:
         with suppress(Exception):
@@ -59,14 +59,14 @@ def flush() -> None:
 
 
 def remove_shared_memory() -> None:
-    """Remove published weights, where this process has published some."""
+    """Remove published weights, if this process has published any."""
     if (publishing := sys.modules.get("turnwise.weights.publisher")) is not None:
         publishing.close_all()
 
 
 def kill_children() -> None:
-    """End the processes that were started here, each with its group where it leads one. Those that they have started
-    end with them; this is for those which do not look."""
+    """Kill the children of this process, each with its process group if it leads one. Most children end by
+    themselves when this process does; this is for those that do not notice."""
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
             for pid in map(int, children.read_text().split()):

@@ -1,4 +1,4 @@
-"""Fairness: whether what is trained on is like what was sampled, or whether short attempts come first."""
+"""Fairness: whether trained attempts are as long as sampled ones, or short attempts are favoured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from turnwise.types import Group, Trajectory
 
 
-class Tally:
+class AttemptTally:
     """Sums over attempts."""
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class Tally:
 
 
 class Fairness:
-    """Turns and seconds of an attempt that is trained on, against those of one that was sampled, over a run so far.
+    """Mean turns and seconds of trained attempts, divided by those of sampled attempts, over the run so far.
 
     Example:
-        fairness.metrics()["fair/turns"]   1 where neither long nor short attempts are favoured
+        fairness.metrics()["fair/turns"]   1 if neither long nor short attempts are favoured
     """
 
     def __init__(self) -> None:
-        self.of_sampled, self.of_trained = Tally(), Tally()
+        self.of_sampled, self.of_trained = AttemptTally(), AttemptTally()
 
     def sampled(self, group: Group) -> None:
         self.of_sampled.add(group.trajectories)

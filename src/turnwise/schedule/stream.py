@@ -1,4 +1,4 @@
-"""The stream of groups: attempts made ahead of the learner, as far as lag slots allow."""
+"""The stream of groups: attempts run ahead of the learner, as far as lag slots allow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LagSlots:
 
 @dataclass(slots=True)
 class Used:
-    """Which draws of a run were used, trained on or dropped: all before `base`, and those in `ahead`."""
+    """Which draws of a run were used (trained on or dropped): all before `base`, and those in `ahead`."""
 
     base: int = 0
     ahead: list[int] = field(default_factory=list)
@@ -56,16 +56,17 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A group that is being made."""
+    """A group whose attempts have started."""
 
     draw: Draw
     task: asyncio.Task[Group]
 
 
 class GroupStream:
-    """Groups in the order they started, or as they finish. `wanted` bounds how many are started beyond those dropped.
+    """Groups in the order they started, or as they finish. At most `wanted` groups are started, plus one for each that
+    was dropped.
 
-    Groups that an earlier part of the run had `finished`, by the number of their draw, are not made again.
+    Groups that an earlier part of the run had `finished`, by the number of their draw, are not sampled again.
 
     Example:
         async with GroupStream(tasks.draw, make_group, LagSlots(32), wanted=320) as stream:
@@ -111,7 +112,7 @@ class GroupStream:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def produce(self) -> None:
-        """Start groups while there are slots; an error in drawing tasks reaches whoever takes."""
+        """Start groups while there are slots. `next` raises an error that occurs in drawing tasks."""
         try:
             while True:
                 await self.wanted.acquire()
@@ -142,7 +143,7 @@ class GroupStream:
         self.change.set()
 
     async def next(self) -> Group:
-        """The group that started first among those not taken yet, or the one that finished first."""
+        """The group that started first among those not taken yet, or the one that finished first (see `order`)."""
         waited = 0.0
         while (entry := self.next_ready()) is None:
             if self.error is not None and not self.started:
@@ -165,17 +166,17 @@ class GroupStream:
         return self.started[0] if self.started and self.started[0] in self.ready else None
 
     def describe(self) -> str:
-        """A phrase for people: what is being made."""
+        """A phrase for logs: which groups are still running."""
         running = [entry.task.get_name() for entry in self.started if not entry.task.done()]
         shown = ", ".join(running[:3]) + (", ..." if len(running) > 3 else "")
         return f"{len(running)} of {len(self.started)} groups are still being made: {shown or 'none'}"
 
     def waiting(self) -> dict[int, Group]:
-        """By the number of their draw: groups that are finished and not taken yet."""
-        made = [entry for entry in self.ready if not entry.task.cancelled() and entry.task.exception() is None]
-        return {entry.draw.number: entry.task.result() for entry in made} | self.kept
+        """Groups that are finished and not taken yet, by the number of their draw."""
+        finished = [entry for entry in self.ready if not entry.task.cancelled() and entry.task.exception() is None]
+        return {entry.draw.number: entry.task.result() for entry in finished} | self.kept
 
     def replace_dropped(self) -> None:
-        """Give back the slot of a group that will not be trained on, and ask for another in its place."""
+        """Release the slot of a group that will not be trained on, and start another group instead."""
         self.slots.release()
         self.wanted.release()

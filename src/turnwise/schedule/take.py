@@ -1,4 +1,4 @@
-"""Taking groups off the stream, a step's worth at a time."""
+"""Take the groups of one step from the stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Taken:
 async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], limit: int) -> Taken:
     """The next `count` groups worth keeping; a dropped one frees its slot at once and is replaced.
 
-    Raises RunStopped when `limit` groups in a row are dropped, and earlier where `count` in a row have failed for one
+    Raises RunStopped when `limit` groups in a row are dropped, and earlier if `count` in a row have failed for one
     reason.
     """
     kept: list[Group] = []
@@ -64,7 +64,7 @@ def raised_by_all(groups: Sequence[Group]) -> str:
 
 
 def why_dropped(group: Group) -> str:
-    """A phrase for people: the statuses of attempts that do not count, or the totals that are all the same."""
+    """A phrase for logs: the statuses of attempts that do not count, or the totals that are all equal."""
     if group.failed:
         statuses = sorted({str(trajectory.status) for trajectory in group.failed})
         why = next((f" ({trajectory.failure})" for trajectory in group.failed if trajectory.failure), "")

@@ -1,4 +1,4 @@
-"""The order in which tasks are met: a pure function of the seed and of how many were drawn."""
+"""The order in which tasks are drawn: a pure function of the seed and of how many were drawn before."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class TaskOrder:
         self.orders: dict[str, tuple[int, np.ndarray]] = {}
 
     def draw(self) -> Draw:
-        """The next task. The dataset furthest behind its share gives it, so that any stretch of a run is mixed."""
+        """The next task, from the dataset that is furthest behind its share, so that all parts of a run are mixed."""
         name = min(self.datasets, key=lambda name: (self.drawn[name] + 0.5) / self.weights[name])
         epoch, index = divmod(self.drawn[name], len(self.datasets[name]))
-        drawn = Draw(self.number, self.datasets[name][self.order(name, epoch)[index]], epoch)
+        draw = Draw(self.number, self.datasets[name][self.order(name, epoch)[index]], epoch)
         self.drawn[name] += 1
         self.number += 1
-        return drawn
+        return draw
 
     def skip(self, count: int) -> None:
-        """Pass over tasks that an earlier part of the run has used."""
+        """Skip tasks that an earlier part of the run has used."""
         for _ in range(count):
             self.draw()
 

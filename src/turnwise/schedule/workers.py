@@ -1,4 +1,4 @@
-"""Workers: where the heavy calls of a run are made, those of the engine and of the learner."""
+"""Workers: where the heavy calls of engine and learner run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 Worker = Callable[..., Awaitable[Any]]
-"""(function, *arguments) -> its result, to be awaited."""
+"""(function, *arguments) -> an awaitable of its result."""
 Workers = Callable[[str], Worker]
-"""A worker by what it is called."""
+"""Makes the worker for a name, such as "engine" or "learner"."""
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -19,8 +19,8 @@ async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def in_own_thread(name: str) -> Worker:
-    """Calls in one thread that is always the same: a thread has its own memory arena and its own OpenMP team, and a
-    pool would grow one of each per worker."""
+    """Makes all calls in one thread. Every thread has a memory arena and an OpenMP team, and a pool would grow one of
+    each per worker."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(function: Callable[..., Any], *arguments: Any) -> Any:

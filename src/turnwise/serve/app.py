@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.engines.base import shown
-from turnwise.serve.call import Call
+from turnwise.serve.call import ServedCall
 from turnwise.serve.dialects import chat, completions, messages, responses
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal, read_json
 from turnwise.serve.registry import Registry, Serves
@@ -40,10 +40,10 @@ GONE = 499
 def make_app(registry: Registry) -> Starlette:
     """Bodies are read by the dialects themselves, in whose words a mistake must be answered: what FastAPI has beside
     this would go unused, and takes a second to import."""
-    desk = Desk(registry)
-    routes = [Route(path, partial(desk.serve, dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
-    routes.append(Route("/v1/models", desk.models, methods=["GET"]))
-    routes.append(Route("/v1/models/{name:path}", desk.model, methods=["GET"]))
+    handler = RequestHandler(registry)
+    routes = [Route(path, partial(handler.serve, dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
+    routes.append(Route("/v1/models", handler.models, methods=["GET"]))
+    routes.append(Route("/v1/models/{name:path}", handler.model, methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
 
 
@@ -61,7 +61,7 @@ def refused(dialect: ModuleType, refusal: Refusal) -> Response:
     return JSONResponse(dialect.error(refusal), refusal.status, {"x-should-retry": "false"})
 
 
-class Desk:
+class RequestHandler:
     """Takes requests and hands out answers."""
 
     def __init__(self, registry: Registry) -> None:
@@ -113,7 +113,9 @@ class Desk:
             raise refusal
         return b"".join(parts)
 
-    async def whole(self, dialect: ModuleType, session: Serves, ask: Ask, call: Call, request: Request) -> Response:
+    async def whole(
+        self, dialect: ModuleType, session: Serves, ask: Ask, call: ServedCall, request: Request
+    ) -> Response:
         """The answer in one piece, or nothing where the client hung up; it may ask again, and have it then."""
         waiting = asyncio.ensure_future(there(session, session.hand_over(call)))
         gone = asyncio.ensure_future(hung_up(request))
@@ -128,7 +130,7 @@ class Desk:
             waiting.cancel()
             later(session, call, for_good=False)
 
-    async def events(self, dialect: ModuleType, session: Serves, ask: Ask, call: Call) -> AsyncIterator[str]:
+    async def events(self, dialect: ModuleType, session: Serves, ask: Ask, call: ServedCall) -> AsyncIterator[str]:
         """The answer as events. It is recorded right before the event that completes it: a client that hangs up earlier
         has not heard it."""
         waiting = asyncio.ensure_future(there(session, session.wait(call)))
@@ -168,7 +170,7 @@ def entry_of(model: str) -> dict[str, Any]:
     return {**ours, "type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def overridden(call: Call) -> dict[str, str]:
+def overridden(call: ServedCall) -> dict[str, str]:
     names = ", ".join(sorted(call.overridden))
     return {"x-turnwise-overridden": names} if names else {}
 
@@ -205,7 +207,7 @@ async def there(session: Serves, work: Coroutine[Any, Any, Result]) -> Result:
     return await asyncio.wrap_future(future)
 
 
-def later(session: Serves, call: Call, *, for_good: bool) -> None:
+def later(session: Serves, call: ServedCall, *, for_good: bool) -> None:
     """Tell the session that a client has left. Nothing is waited for: whoever hung up took our turn to wait along."""
     try:
         session.loop.call_soon_threadsafe(session.leave, call, for_good)

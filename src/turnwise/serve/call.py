@@ -14,16 +14,16 @@ import numpy as np
 
 from turnwise.engines.base import Completion, Engine, Sampling, shown
 from turnwise.rollout.render.renderer import Prompt, Renderer, frozen
-from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Messages, Refusal, unfit
-from turnwise.serve.history import Past
+from turnwise.serve.history import ServedTurn
 from turnwise.types import Break, Message, StopReason, Turn
 
 NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools, for instance to "hermes"'
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ServedCall:
     """A request that is being served."""
 
     ask: Ask
@@ -34,11 +34,11 @@ class Call:
     overridden: Mapping[str, Any]
     number: int
     """How many requests of the session came before; its sampling noise depends on it."""
-    before: Past | None = None
+    before: ServedTurn | None = None
     """The turn it goes on from."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    work: asyncio.Task[Answer] | None = None
+    work: asyncio.Task[ServedAnswer] | None = None
     listeners: int = 1
     """Clients that wait for its answer: more than one where a client tries again."""
     turn: Turn | None = None
@@ -48,7 +48,7 @@ class Call:
     """Between its answer and the first request that went on from it."""
 
 
-def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: Past | None) -> Prompt:
+def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: ServedTurn | None) -> Prompt:
     """The prompt of a request: the exact tokens of the turn it goes on from and what follows, or all of it afresh."""
     if renderer.template.format is None and (ask.tools or any(message.calls for message in messages)):
         raise unfit(NO_TOOLS)
@@ -95,7 +95,7 @@ def longest_token(renderer: Renderer) -> int:
     return max(map(len, renderer.tokenizer.get_vocab()), default=1)
 
 
-async def generated(engine: Engine, call: Call, session: str, seed: int) -> Completion:
+async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -> Completion:
     """What an engine samples. A call that no engine could serve is the client's mistake, and nobody else's."""
     try:
         return await engine.generate(call.prompt.tokens, call.sampling, session=session, seed=seed)
@@ -103,7 +103,7 @@ async def generated(engine: Engine, call: Call, session: str, seed: int) -> Comp
         raise unfit(" ".join(str(error).split()), "invalid_value") from None
 
 
-def finished(call: Call, completion: Completion, renderer: Renderer) -> Turn:
+def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Turn:
     """The turn that a call has become; what it is worth is not known yet."""
     tokens = completion.tokens
     if call.ask.raw is None:
@@ -127,11 +127,11 @@ def spoken(renderer: Renderer, completion: Completion) -> str:
     return renderer.decode(renderer.without_end(completion.tokens).tolist())
 
 
-def answer_of(call: Call, turn: Turn, renderer: Renderer, model: str) -> Answer:
+def answer_of(call: ServedCall, turn: Turn, renderer: Renderer, model: str) -> ServedAnswer:
     text = renderer.decode(renderer.without_end(turn.action).tolist())
     stopped_by = first_of(call.sampling.stop, text) if turn.stop is StopReason.stop_string else ""
     wanted = turn.action.tolist() if call.ask.logprobs else []
-    return Answer(
+    return ServedAnswer(
         id=call.id,
         created=call.created,
         model=model,

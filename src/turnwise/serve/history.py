@@ -1,4 +1,4 @@
-"""The conversations of a session: which turn a request goes on from."""
+"""The conversations of a session: which turn a request continues."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from turnwise.types import Message, ToolSpec, Turn
 
 
 @dataclass(eq=False, slots=True)
-class Past:
-    """A turn that was made, with what its prompt showed."""
+class ServedTurn:
+    """A recorded turn with the messages of its prompt."""
 
     turn: Turn
     shown: Messages
     tools: tuple[ToolSpec, ...]
     continued: bool = False
-    """Whether a request went on from it."""
+    """Whether a request has continued it."""
 
 
 @dataclass(eq=False, slots=True)
-class Node:
-    """A place in the conversations: messages that begin alike share the way here."""
+class ConversationNode:
+    """A node in the tree of conversations: those with the same first messages share a path."""
 
-    children: dict[Hashable, Node] = field(default_factory=dict)
-    ended: list[Past] = field(default_factory=list)
-    """Turns whose answer is the last message on the way here."""
+    children: dict[Hashable, ConversationNode] = field(default_factory=dict)
+    ended: list[ServedTurn] = field(default_factory=list)
+    """Turns whose answer is the last message of the path."""
 
 
 class History:
     """A tree of messages. Forks, sub-agents and compacted conversations are branches of it."""
 
     def __init__(self) -> None:
-        self.root = Node()
+        self.root = ConversationNode()
 
-    def add(self, past: Past) -> None:
+    def add(self, served: ServedTurn) -> None:
         node = self.root
-        for message in (*past.shown, past.turn.said):
-            node = node.children.setdefault(seen(message), Node())
-        node.ended.append(past)
+        for message in (*served.shown, served.turn.said):
+            node = node.children.setdefault(seen(message), ConversationNode())
+        node.ended.append(served)
 
-    def find(self, messages: Messages) -> Past | None:
-        """The turn with the longest conversation that these messages go on from."""
-        node, found = self.root, None
+    def find(self, messages: Messages) -> ServedTurn | None:
+        """The turn with the longest conversation that these messages continue."""
+        node, longest = self.root, None
         for message in messages:
             following = node.children.get(seen(message))
             if following is None:
                 break
             node = following
-            fit = [past for past in node.ended if message.thinking in ("", past.turn.said.thinking)]
-            # Two samples of one prompt may say the same: each goes on from its own.
-            found = next((past for past in fit if not past.continued), fit[-1] if fit else found)
-        return found
+            fit = [served for served in node.ended if message.thinking in ("", served.turn.said.thinking)]
+            # Two samples of one prompt may be equal: prefer one that was not continued yet.
+            longest = next((served for served in fit if not served.continued), fit[-1] if fit else longest)
+        return longest
 
 
 def seen(message: Message) -> Hashable:
-    """What a client cannot help sending back as it was. Thinking it may drop, the white space around an answer it may
-    strip, and the arguments of calls it may write anew."""
+    """The part of a message that every client sends back unchanged. It may drop the thinking, strip white space around
+    an answer, and rewrite the JSON of tool arguments."""
     if message.role != "assistant":
         return message
     calls = tuple((call.name, json.dumps(dict(call.arguments), sort_keys=True)) for call in message.calls)

@@ -13,7 +13,7 @@ from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.seeds import seed_of
 from turnwise.serve.call import (
-    Call,
+    ServedCall,
     answer_of,
     check_model,
     fewest_tokens,
@@ -24,7 +24,7 @@ from turnwise.serve.call import (
     too_large,
     too_long,
 )
-from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal, unfit
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Public:
         self.loop = asyncio.get_running_loop()
         self.num_calls = 0
 
-    async def open(self, ask: Ask, delivery: Delivery) -> Call:
+    async def open(self, ask: Ask, delivery: Delivery) -> ServedCall:
         check_model(ask, self.model)
         if ask.after:
             raise unfit("previous_response_id is not supported: conversations are not kept; send all of it")
@@ -59,12 +59,12 @@ class Public:
             raise too_long(size, longest)
         sampling = sampling_of(ask, self.engine.context - size)
         self.num_calls += 1
-        call = Call(ask, ask.messages, prompt, sampling, {}, self.num_calls)
+        call = ServedCall(ask, ask.messages, prompt, sampling, {}, self.num_calls)
         call.work = asyncio.create_task(self.sample(call), name=f"request {call.number}")
         call.work.add_done_callback(lambda work: work.cancelled() or work.exception())
         return call
 
-    async def sample(self, call: Call) -> Answer:
+    async def sample(self, call: ServedCall) -> ServedAnswer:
         began = time.perf_counter()
         asked = call.ask.asked.get("seed")
         seed = seed_of("public", call.id if asked is None else asked)
@@ -81,17 +81,17 @@ class Public:
         log.info("request %d: %d tokens in, %d out, %.2f s", call.number, size, len(turn.action), seconds)
         return answer_of(call, turn, self.renderer, self.model)
 
-    async def wait(self, call: Call) -> Answer:
+    async def wait(self, call: ServedCall) -> ServedAnswer:
         assert call.work is not None
         return await asyncio.shield(call.work)
 
-    async def hand_over(self, call: Call) -> Answer:
+    async def hand_over(self, call: ServedCall) -> ServedAnswer:
         return await self.wait(call)
 
-    async def record(self, call: Call) -> None:
+    async def record(self, call: ServedCall) -> None:
         return None
 
-    def leave(self, call: Call, for_good: bool) -> None:
+    def leave(self, call: ServedCall, for_good: bool) -> None:
         """Nobody else waits for it."""
         if call.work is not None:
             call.work.cancel()

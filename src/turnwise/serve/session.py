@@ -15,7 +15,7 @@ from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt, frozen
 from turnwise.rollout.scene import Attempt, Scene
 from turnwise.serve.call import (
-    Call,
+    ServedCall,
     answer_of,
     check_model,
     fewest_tokens,
@@ -26,20 +26,21 @@ from turnwise.serve.call import (
     too_large,
     too_long,
 )
-from turnwise.serve.dialects.answer import Answer
+from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Messages, Refusal, unfit
-from turnwise.serve.history import History, Past
+from turnwise.serve.history import History, ServedTurn
 from turnwise.types import Break, Status, StopReason, Turn, extends
 
 OVER = "this attempt is over: nothing more is sampled for it"
 PATIENCE = 15.0
-"""Seconds that an answer is kept for a client that hung up and may try again: the clients' own waits are shorter."""
+"""Seconds that an answer is kept for a client that hung up and may retry: clients wait less between two tries."""
 
 
 class Session:
-    """Serves one attempt. Everything here happens in the event loop of the run.
+    """Serves the model calls of one attempt. Everything here runs in the event loop of the run.
 
-    A turn is recorded when its answer is handed over, in that order; what nobody heard did nothing and is not recorded.
+    A call becomes a turn when its answer is handed over, in that order. An answer that no client received had no effect
+    and is not recorded.
     """
 
     def __init__(self, attempt: Attempt, scene: Scene, model: str) -> None:
@@ -52,40 +53,40 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.history = History()
-        self.made: list[Call] = []
-        self.under_way: list[Call] = []
+        self.recorded: list[ServedCall] = []
+        self.in_flight: list[ServedCall] = []
         self.num_calls = 0
         self.opening = asyncio.Lock()
-        """One request after another: a long one is rendered in a thread, and none may slip in meanwhile."""
-        self.by_fingerprint: dict[bytes, list[Call]] = {}
-        self.by_key: dict[str, tuple[bytes, Call]] = {}
+        """Serialises requests: a long one is rendered in a thread, and no other may overtake it."""
+        self.by_fingerprint: dict[bytes, list[ServedCall]] = {}
+        self.by_key: dict[str, tuple[bytes, ServedCall]] = {}
         self.refused: Status | None = None
-        """The limit that the last request ran into."""
+        """The limit that refused the last request."""
         self.over = False
         self.broken: asyncio.Future[None] = self.loop.create_future()
-        """Raises what made it impossible to go on."""
+        """Holds the error after which the attempt cannot go on."""
         self.ended_at: dict[str, float] = {}
 
-    # ------------------------------------------------------------ a request, from its beginning to its end
+    # ------------------------------------------------------------ a request from start to end
 
-    async def open(self, ask: Ask, delivery: Delivery) -> Call:
-        """The call that serves a request: a new one, or for a second try the one that the first try began."""
+    async def open(self, ask: Ask, delivery: Delivery) -> ServedCall:
+        """The call that serves a request: a new one, or for a retry the one that the first try started."""
         check_model(ask, self.model)
         if self.over:
             raise Refusal(410, OVER, "session_over")
         async with self.opening:
-            call = self.begun(delivery)
+            call = self.find_retried(delivery)
             if call is not None:
                 call.listeners += 1
                 return call
-            call = await self.begin(ask)
+            call = await self.start_call(ask)
             self.by_fingerprint.setdefault(delivery.fingerprint, []).append(call)
             if delivery.key:
                 self.by_key[delivery.key] = delivery.fingerprint, call
             return call
 
-    async def wait(self, call: Call) -> Answer:
-        """The answer of a call; a client that hangs up meanwhile does not end it."""
+    async def wait(self, call: ServedCall) -> ServedAnswer:
+        """The answer of a call. A client that hangs up does not end the call."""
         assert call.work is not None
         try:
             return await asyncio.shield(call.work)
@@ -94,37 +95,37 @@ class Session:
                 raise Refusal(410, OVER, "session_over") from None
             raise
 
-    async def hand_over(self, call: Call) -> Answer:
-        """The answer of a call, recorded."""
+    async def hand_over(self, call: ServedCall) -> ServedAnswer:
+        """The answer of a call, which is recorded as a turn."""
         answer = await self.wait(call)
         await self.record(call)
         return answer
 
-    async def record(self, call: Call) -> None:
-        """The answer is being handed over: from here on the turn counts."""
-        if self.over or call not in self.under_way:
+    async def record(self, call: ServedCall) -> None:
+        """The answer is handed over: the call counts as a turn from now on."""
+        if self.over or call not in self.in_flight:
             return
         assert call.turn is not None
-        self.under_way.remove(call)
-        self.made.append(call)
+        self.in_flight.remove(call)
+        self.recorded.append(call)
         self.refused = None
         self.ended_at[call.id] = self.now()
         if call.ask.raw is None:
-            self.history.add(Past(call.turn, call.messages, call.ask.tools))
+            self.history.add(ServedTurn(call.turn, call.messages, call.ask.tools))
 
-    def leave(self, call: Call, for_good: bool) -> None:
-        """A client has its answer or hung up. Nobody tries again who began to hear the answer; others may."""
+    def leave(self, call: ServedCall, for_good: bool) -> None:
+        """A client has its answer or hung up. One that began to receive the answer does not retry (`for_good`)."""
         call.listeners -= 1
         if for_good:
             self.forget(call)
         else:
             self.loop.call_later(PATIENCE, self.forget, call)
 
-    def forget(self, call: Call) -> None:
-        """Drop a call that nobody waits for and that was not recorded."""
-        if call.listeners > 0 or call not in self.under_way:
+    def forget(self, call: ServedCall) -> None:
+        """Drop a call that no client waits for and that was not recorded."""
+        if call.listeners > 0 or call not in self.in_flight:
             return
-        self.under_way.remove(call)
+        self.in_flight.remove(call)
         if call.work is not None:
             call.work.cancel()
         for calls in self.by_fingerprint.values():
@@ -133,24 +134,24 @@ class Session:
         self.by_key = {key: entry for key, entry in self.by_key.items() if entry[1] is not call}
 
     def end(self) -> None:
-        """Nothing more is served: what is under way ends here."""
+        """Serve nothing more, and cancel the calls in flight."""
         self.over = True
-        for call in self.under_way:
+        for call in self.in_flight:
             if call.work is not None:
                 call.work.cancel()
-        self.under_way = []
+        self.in_flight = []
         if not self.broken.cancel() and not self.broken.cancelled():
-            self.broken.exception()  # seen, also where nobody waited for it
+            self.broken.exception()  # retrieved, so that asyncio does not report it
 
     def fail(self, error: Exception) -> None:
-        """What went wrong is nobody's doing here: the attempt cannot count."""
+        """An error of the engine or the environment: the attempt cannot count."""
         if not self.broken.done():
             self.broken.set_exception(error)
 
-    # ------------------------------------------------------------ second tries
+    # ------------------------------------------------------------ retries
 
-    def begun(self, delivery: Delivery) -> Call | None:
-        """The call of an earlier try, if this is not the first."""
+    def find_retried(self, delivery: Delivery) -> ServedCall | None:
+        """The call of an earlier try, if this is a retry."""
         if delivery.key in self.by_key:
             fingerprint, call = self.by_key[delivery.key]
             if fingerprint != delivery.fingerprint:
@@ -158,16 +159,16 @@ class Session:
             return call
         if delivery.key or not delivery.retry:
             return None
-        alike = self.by_fingerprint.get(delivery.fingerprint, [])
-        left = [call for call in alike if not call.listeners and call in self.under_way]
-        done = [call for call in alike if call in self.made]
-        # One that its client still waits for is somebody else's, unless there is no other.
-        return next(iter([*left, *reversed(done), *reversed(alike)]), None)
+        same_request = self.by_fingerprint.get(delivery.fingerprint, [])
+        abandoned = [call for call in same_request if not call.listeners and call in self.in_flight]
+        answered = [call for call in same_request if call in self.recorded]
+        # A call whose client still waits belongs to another client, unless there is no other call.
+        return next(iter([*abandoned, *reversed(answered), *reversed(same_request)]), None)
 
     # ------------------------------------------------------------ from a request to a prompt
 
-    async def begin(self, ask: Ask) -> Call:
-        if len(self.made) + len(self.under_way) >= self.limits.max_turns:
+    async def start_call(self, ask: Ask) -> ServedCall:
+        if len(self.recorded) + len(self.in_flight) >= self.limits.max_turns:
             self.refused = Status.too_many_turns
             raise Refusal(410, f"this attempt has had its {self.limits.max_turns} turns", "too_many_turns")
         self.room(fewest_tokens(self.renderer, ask))
@@ -180,20 +181,20 @@ class Session:
             sampling = replace(self.sampling, max_tokens=limit, stop=(*self.sampling.stop, *ask.stop))
         except ValueError as error:
             raise unfit(str(error), "invalid_value") from None
-        call = Call(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
+        call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
         self.num_calls += 1
         if before is not None and not before.continued:
             before.continued = True
-            earlier = next(made for made in self.made if made.turn is before.turn)
+            earlier = next(call for call in self.recorded if call.turn is before.turn)
             earlier.heard = messages[len(before.shown) + 1 :]
             earlier.seconds = self.now() - self.ended_at[earlier.id]
-        self.under_way.append(call)
+        self.in_flight.append(call)
         call.work = asyncio.create_task(self.sample(call), name=f"{self.attempt.session}: request {call.number}")
-        call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # seen, whoever listens
+        call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # retrieved
         return call
 
-    async def read(self, ask: Ask) -> tuple[Messages, Past | None, Prompt]:
-        """(what is shown, the turn before, the prompt) of a request."""
+    async def read(self, ask: Ask) -> tuple[Messages, ServedTurn | None, Prompt]:
+        """(messages of the prompt, the turn that the request continues, the prompt)."""
         if ask.raw is not None:
             self.check_size(num_bytes(ask.raw) if isinstance(ask.raw, str) else 0)
             return (), None, await render_off_loop(self.raw_prompt, ask.raw)
@@ -207,57 +208,57 @@ class Session:
         return messages, before, await render_off_loop(prompt_after, self.renderer, ask, messages, before)
 
     def check_size(self, size: int) -> None:
-        """Refuse what is too large to be tokenised at all."""
+        """Refuse a request that is too large to be tokenised."""
         if size > self.limits.observation_bytes:
-            self.refused = Status.observation_too_large if self.made else Status.prompt_too_long
+            self.refused = Status.observation_too_large if self.recorded else Status.prompt_too_long
             raise too_large(size, self.limits.observation_bytes)
 
     def followed(self, ask: Ask) -> Messages:
-        """The whole conversation, where a client names the answer it follows."""
+        """The whole conversation, if the client names the answer it continues (`previous_response_id`)."""
         if not ask.after:
             return ask.messages
-        earlier = next((call for call in self.made if call.id == ask.after), None)
+        earlier = next((call for call in self.recorded if call.id == ask.after), None)
         if earlier is None or earlier.turn is None or earlier.ask.raw is not None:
             raise unfit(f"there is no response {shown(ask.after)} in this session", "previous_response_not_found")
-        told, new = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
-        return (*told, *earlier.messages[earlier.ask.instructions :], earlier.turn.said, *new)
+        instructions, new = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
+        return (*instructions, *earlier.messages[earlier.ask.instructions :], earlier.turn.said, *new)
 
     def raw_prompt(self, raw: str | tuple[int, ...]) -> Prompt:
-        """A prompt that the client wrote; text that goes on from a turn keeps that turn's tokens."""
+        """A prompt that the client wrote as text or tokens. Text that continues a turn keeps that turn's tokens."""
         if isinstance(raw, tuple):
             return raw_prompt(self.renderer, raw)
         decode = self.renderer.decode
-        for call in sorted(self.made, key=lambda made: -len(made.prompt.tokens)):
+        for call in sorted(self.recorded, key=lambda call: -len(call.prompt.tokens)):
             turn = call.turn
             if call.ask.raw is None or turn is None or turn.stop is StopReason.end_token:
                 continue
-            known = decode([*turn.prompt.tolist(), *turn.action.tolist()])
-            if raw.startswith(known):
-                rest = self.renderer.encode_raw(raw[len(known) :])
+            text = decode([*turn.prompt.tolist(), *turn.action.tolist()])
+            if raw.startswith(text):
+                rest = self.renderer.encode_raw(raw[len(text) :])
                 return Prompt(frozen(np.concatenate([turn.prompt, turn.action, rest]).astype(np.int32)))
         return raw_prompt(self.renderer, raw)
 
     def room(self, size: int) -> int:
-        """Tokens that may be sampled after so many; a limit that leaves none is remembered as how the attempt ended."""
+        """Tokens that may be sampled after `size` tokens. A limit that leaves none sets the status of the attempt."""
         room = self.limits.room_for_action(size, self.engine.context)
         if room == 0:
-            self.refused = Status.too_long if self.made else Status.prompt_too_long
+            self.refused = Status.too_long if self.recorded else Status.prompt_too_long
             longest = min(self.limits.max_prompt_tokens, self.limits.max_trajectory_tokens - 1, self.engine.context - 1)
             raise too_long(size, longest)
         return room
 
     # ------------------------------------------------------------ sampling
 
-    async def sample(self, call: Call) -> Answer:
-        """What the engine says. Its failure is the session's: an answer in its place would be made up."""
+    async def sample(self, call: ServedCall) -> ServedAnswer:
+        """The answer that the engine samples. If the engine fails, so does the session: no answer is invented."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
                 completion = await generated(self.engine, call, self.attempt.session, self.attempt.noise(call.number))
             call.turn = finished(call, completion, self.renderer)
             return answer_of(call, call.turn, self.renderer, self.model)
         except Refusal:
-            if call in self.under_way:  # it takes none of the attempt's turns
-                self.under_way.remove(call)
+            if call in self.in_flight:  # it does not count against max_turns
+                self.in_flight.remove(call)
             raise
         except TimeoutError as error:
             self.fail(error)
@@ -266,24 +267,24 @@ class Session:
             self.fail(error)
             raise Refusal(500, f"the engine failed: {error}", "engine_failure") from None
 
-    # ------------------------------------------------------------ what is left of it
+    # ------------------------------------------------------------ the result
 
     def pay(self, reward: float) -> None:
-        """Pay the last turn that was made."""
-        if reward and not self.made:
+        """Pay for the last recorded turn."""
+        if reward and not self.recorded:
             raise ValueError("the environment paid for a turn, and there was no turn yet")
         if reward:
-            self.made[-1].reward += reward
+            self.recorded[-1].reward += reward
 
     def turns(self) -> list[Turn]:
-        """The turns in the order they were completed. One that does not begin with the turn before says why: the agent
-        chose what the model sees, unless it went on from that very turn."""
+        """The turns in the order they were recorded. A turn whose prompt does not extend the turn before says why: the
+        agent chose another history, unless it continued that very turn."""
         turns: list[Turn] = []
-        for place, call in enumerate(self.made):
+        for index, call in enumerate(self.recorded):
             assert call.turn is not None
             broke = Break.none
-            if place and not extends(call.turn, self.made[place - 1].turn or call.turn):
-                follows = call.before is not None and call.before.turn is self.made[place - 1].turn
+            if index and not extends(call.turn, self.recorded[index - 1].turn or call.turn):
+                follows = call.before is not None and call.before.turn is self.recorded[index - 1].turn
                 broke = call.prompt.broke if follows and call.prompt.broke is not Break.none else Break.history
             timing = replace(call.turn.timing, environment=call.seconds)
             turns.append(replace(call.turn, reward=call.reward, heard=call.heard, timing=timing, broke=broke))
@@ -291,7 +292,7 @@ class Session:
 
 
 def overridden(ask: Ask, sampling: Sampling) -> Mapping[str, Any]:
-    """What the client asked for and did not get, with what it got instead."""
+    """Sampling settings that the client asked for and did not get, with the values used instead."""
     used: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     asked = {name: max(0, value) if name == "top_k" else value for name, value in ask.asked.items()}
     return {

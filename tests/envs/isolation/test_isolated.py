@@ -12,7 +12,7 @@ from support.acting import attempted, says
 from support.acting import run as run_it
 from support.odd import LEFT_BEHIND, TASK, Odd
 from support.paths import TESTS
-from turnwise.envs.isolation.isolated import ProcessFailure, isolate, nursery_of
+from turnwise.envs.isolation.isolated import ProcessFailure, fork_server_of, isolate
 from turnwise.rollout.group import all_of
 from turnwise.rollout.scene import Attempt
 from turnwise.types import Message, Status, Task, ToolCall
@@ -168,10 +168,10 @@ def test_many_at_once():
 
 def test_a_process_that_died_is_replaced():
     async def play():
-        nursery = nursery_of(HERE)
+        fork_server = fork_server_of(HERE)
         environment, reply = await opened()
-        nursery.process.kill()
-        nursery.process.wait()
+        fork_server.process.kill()
+        fork_server.process.wait()
         with pytest.raises(ProcessFailure):
             for _ in range(100):
                 await say(environment, "still there")
@@ -191,14 +191,14 @@ def test_all_end_with_the_run_even_while_they_are_busy():
 import asyncio, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from support.odd import TASK, Odd
-from turnwise.envs.isolation.isolated import isolate, nursery_of
+from turnwise.envs.isolation.isolated import isolate, fork_server_of
 from turnwise.types import Message
 async def main():
     environment = isolate(Odd, "support.odd:Odd")()
     reply = await environment.open(TASK)
     asyncio.ensure_future(environment.step(Message("assistant", "hang")))
     await asyncio.sleep(0.2)
-    print(int(reply.marks["pid"]), nursery_of("support.odd:Odd").process.pid, flush=True)
+    print(int(reply.marks["pid"]), fork_server_of("support.odd:Odd").process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
@@ -253,7 +253,7 @@ def test_a_library_that_cannot_be_imported_says_why():
     with pytest.raises(ProcessFailure, match="No module named"):
         run(play())
     with suppress(Exception):
-        nursery_of("no_such_module:Odd").end()
+        fork_server_of("no_such_module:Odd").end()
 
 
 def test_one_that_was_never_opened_closes():

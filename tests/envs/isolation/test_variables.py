@@ -10,8 +10,8 @@ from serve.serving import driven, judged
 from support.acting import run
 from support.odd import TASK, Odd
 from turnwise.assemble.environments import environment_makers
-from turnwise.envs.adapters.verifiers_process import Process
-from turnwise.envs.isolation.isolated import isolate, nursery_of
+from turnwise.envs.adapters.verifiers_process import PlayerProcess
+from turnwise.envs.isolation.isolated import fork_server_of, isolate
 from turnwise.envs.isolation.variables import check_variables, passed_on
 from turnwise.recipe.parse import parse_recipe
 from turnwise.serve.agents.agent import command_agent
@@ -70,7 +70,7 @@ def of_library(variables):
     try:
         return run(play(), 60)
     finally:
-        nursery_of("support.odd:Odd", variables).end()
+        fork_server_of("support.odd:Odd", variables).end()
 
 
 def of_player(variables, tmp_path):
@@ -78,7 +78,7 @@ def of_player(variables, tmp_path):
     python, told = tmp_path / "python", tmp_path / "told"
     python.write_text(f"#!/bin/sh\nenv > {shlex.quote(str(told))}\n")
     python.chmod(0o755)
-    Process(str(python), "lab", {}, variables).process.wait(60)
+    PlayerProcess(str(python), "lab", {}, variables).process.wait(60)
     return told.read_text()
 
 

@@ -9,9 +9,10 @@ from support import acting
 from support.acting import limits, renderer, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
+from turnwise.envs.capabilities import is_batchable
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.recipe.schema import Batching
-from turnwise.rollout.batching.batches import Batches, is_batchable, lane_of, rule_of
+from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.batching.flush import Adaptive, Lockstep
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.group import AttemptMaker

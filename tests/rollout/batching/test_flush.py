@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.rollout.batching.costs import Costs
+from turnwise.rollout.batching.costs import CallCosts
 from turnwise.rollout.batching.flush import REASONS, Adaptive, Lockstep, View
 
 VIEW = View(queued=3, in_service=0, live=10, overdue=False, slots=4, free=4, costs=None, learning=False)
@@ -32,15 +32,15 @@ def test_when_the_adaptive_rule_flushes(given, reason):
 @pytest.mark.parametrize(
     ("queued", "slots", "costs", "size"),
     [
-        (100, 4, Costs(1.0, 0.1), 25),  # a slot's share, between 10 and 100
-        (20, 4, Costs(1.0, 0.1), 10),  # at least c0 / c1
-        (7, 4, Costs(1.0, 0.1), 7),  # but no more than there are
-        (200, 1, Costs(1.0, 0.1), 64),  # at most max_batch
-        (200, 1, Costs(1.0, 0.25), 40),  # at most 10 c0 / c1
-        (60, 4, Costs(0.05, 2.0), 1),
-        (60, 4, Costs(1e-6, 1e-6), 10),
-        (60, 4, Costs(6.0, 1e-6), 60),
-        (1, 4, Costs(6.0, 1e-6), 1),
+        (100, 4, CallCosts(1.0, 0.1), 25),  # a slot's share, between 10 and 100
+        (20, 4, CallCosts(1.0, 0.1), 10),  # at least c0 / c1
+        (7, 4, CallCosts(1.0, 0.1), 7),  # but no more than there are
+        (200, 1, CallCosts(1.0, 0.1), 64),  # at most max_batch
+        (200, 1, CallCosts(1.0, 0.25), 40),  # at most 10 c0 / c1
+        (60, 4, CallCosts(0.05, 2.0), 1),
+        (60, 4, CallCosts(1e-6, 1e-6), 10),
+        (60, 4, CallCosts(6.0, 1e-6), 60),
+        (1, 4, CallCosts(6.0, 1e-6), 1),
     ],
 )
 def test_how_much_the_adaptive_rule_takes(queued, slots, costs, size):
@@ -55,7 +55,7 @@ def test_one_call_at_a_time_learns_the_prices():
     assert Adaptive(256).sizes(view) == [15]
     assert Adaptive(256).sizes(replace(view, slots=1)) == [60]
     assert Adaptive(256).sizes(replace(view, learning=True)) == [1]
-    assert Adaptive(256).sizes(replace(view, learning=True, costs=Costs(1.0, 0.1))) == [15]
+    assert Adaptive(256).sizes(replace(view, learning=True, costs=CallCosts(1.0, 0.1))) == [15]
 
 
 @pytest.mark.parametrize("queued", [1, 5, 300])
@@ -83,4 +83,4 @@ def test_lockstep_waits_for_everyone_and_for_nothing_else(given, reason):
     ("queued", "free", "sizes"), [(10, 1, [10]), (10, 4, [3, 3, 2, 2]), (2, 4, [1, 1]), (300, 2, [150, 150])]
 )
 def test_lockstep_takes_everything_in_even_parts(queued, free, sizes):
-    assert Lockstep().sizes(replace(VIEW, queued=queued, free=free, costs=Costs(0.05, 2.0))) == sizes
+    assert Lockstep().sizes(replace(VIEW, queued=queued, free=free, costs=CallCosts(0.05, 2.0))) == sizes

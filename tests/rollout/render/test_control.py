@@ -19,7 +19,7 @@ from support.acting import byte_tokenizer
 from support.paths import DOCS
 from turnwise.learn.tiny import CHATML
 from turnwise.rollout.render import control as module
-from turnwise.rollout.render.control import Control, Written, is_control
+from turnwise.rollout.render.control import ControlTokens, Written, is_control
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Break, Message, StopReason, ToolCall, ToolSpec, Turn
 
@@ -383,7 +383,7 @@ def test_a_written_text_is_cut_in_both_forms():
 
 
 def test_what_cannot_be_spelled_is_refused_with_the_way_out(monkeypatch):
-    own = Control(byte_tokenizer())
+    own = ControlTokens(byte_tokenizer())
     monkeypatch.setattr(own, "encode_apart", lambda parts: np.array([2], np.int32))
     monkeypatch.setattr(own, "renamed", None)
     with pytest.raises(ValueError, match=r"rollout\.trust_text"):

@@ -7,8 +7,7 @@ import pickle
 import socket
 from typing import Any
 
-SIZE = 8
-"""Bytes that say how long a message is."""
+from turnwise import frames
 
 
 class Wire:
@@ -34,7 +33,7 @@ class Wire:
 
     async def receive(self) -> Any:
         try:
-            size = int.from_bytes(await self.reader.readexactly(SIZE), "little")
+            size = frames.length_of(await self.reader.readexactly(frames.HEAD))
             return pickle.loads(await self.reader.readexactly(size))
         except (asyncio.IncompleteReadError, OSError):
             raise EOFError from None
@@ -44,5 +43,4 @@ class Wire:
 
 
 def framed(message: Any) -> bytes:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(SIZE, "little") + data
+    return frames.framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.split import draw_tasks
 from turnwise.types import Message, Task
 
@@ -37,7 +38,7 @@ class Adapter:
     @classmethod
     def demonstrates(cls) -> bool:
         """Whether there is an expert for this environment."""
-        return hasattr(cls, "demonstrate")
+        return can_demonstrate(cls)
 
     @classmethod
     def tasks(cls, split: str, seed: int, count: int = 1024) -> Iterator[Task]:

@@ -15,12 +15,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from turnwise.envs.adapters.adapter import Adapter, unknown
+from turnwise.envs.adapters.adapter import Registered, unknown
 from turnwise.envs.base import Reply
 from turnwise.types import Message, Task
 
 
-class SkyRLGym(Adapter):
+class SkyRLGym(Registered):
     """A row of the data set.
 
     Example:
@@ -39,11 +39,11 @@ class SkyRLGym(Adapter):
         self.max_turns = max_turns
 
     @classmethod
-    def warm(cls) -> None:
+    def registry(cls) -> Mapping[str, Any]:
         from skyrl_gym.envs.registration import registry
 
-        if cls.name in registry:
-            importlib.import_module(registry[cls.name].entry_point.partition(":")[0])
+        found: Mapping[str, Any] = registry
+        return found
 
     @classmethod
     def demonstrates(cls) -> bool:
@@ -57,10 +57,7 @@ class SkyRLGym(Adapter):
         )
 
     def check(self) -> None:
-        from skyrl_gym.envs.registration import registry
-
-        if self.name not in registry:
-            raise unknown("skyrl_gym has no environment", self.name, registry)
+        super().check()
         self.config_value()
 
     def open(self, task: Task) -> Reply:
@@ -78,9 +75,7 @@ class SkyRLGym(Adapter):
 
     def config_value(self) -> Any:
         """The environment's own dataclass for its settings, where its module has one."""
-        from skyrl_gym.envs.registration import registry
-
-        module = importlib.import_module(registry[self.name].entry_point.partition(":")[0])
+        module = importlib.import_module(self.registry()[self.name].entry_point.partition(":")[0])
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
                 known = [field.name for field in dataclasses.fields(value)]

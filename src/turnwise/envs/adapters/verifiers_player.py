@@ -258,7 +258,7 @@ def worth(trace: Trace) -> dict[str, Any]:
 # ---------------------------------------------------------------- orders
 
 
-class Desk:
+class OrderHandler:
     """Takes orders from the line and writes what they come to."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -352,7 +352,7 @@ def main() -> None:
     give_keys()
 
     async def work() -> None:
-        await Desk(line).run()
+        await OrderHandler(line).run()
 
     asyncio.run(work())
 

@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from turnwise.envs.child_process import end_child, start_child
 from turnwise.envs.isolation.variables import passed_on
 from turnwise.types import Task
 
@@ -42,7 +43,7 @@ class PlayerFailure(RuntimeError):
     """The process has ended, or what it was asked for has failed there."""
 
 
-class Process:
+class PlayerProcess:
     """One life of the process."""
 
     def __init__(self, python: str, name: str, options: Mapping[str, Any], variables: Sequence[str] = ()) -> None:
@@ -57,14 +58,11 @@ class Process:
         self.line, there = socket.socketpair()
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GRACE), 0))
         with there:
-            self.process = subprocess.Popen(
+            self.process = start_child(
                 [python, str(PROGRAM), str(there.fileno())],
+                {**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
                 pass_fds=[there.fileno()],
-                env={**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
             )
         self.loaded, _ = self.ask("load", name=name, options=dict(options))
         for work in (self.listen, self.overhear):
@@ -108,11 +106,7 @@ class Process:
         self.is_ending = True
         with contextlib.suppress(OSError):
             self.line.shutdown(socket.SHUT_WR)
-        try:
-            self.process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_child(self.process, GRACE)
 
     # ------------------------------------------------------------ threads
 
@@ -173,12 +167,12 @@ class Player:
         self.options = options
         self.variables = variables
         self.lock = threading.Lock()
-        self.process: Process | None = None
+        self.process: PlayerProcess | None = None
 
-    def living(self) -> Process:
+    def living(self) -> PlayerProcess:
         with self.lock:
             if self.process is None or not self.process.is_alive:
-                self.process = Process(self.python, self.name, self.options, self.variables)
+                self.process = PlayerProcess(self.python, self.name, self.options, self.variables)
             return self.process
 
     def check(self) -> None:

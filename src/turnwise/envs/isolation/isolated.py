@@ -1,8 +1,8 @@
-"""Environments in processes of their own: for libraries with global random numbers, module state, or a will to crash.
+"""Environments that each run in a separate process: for libraries with global random numbers, module state, or crashes.
 
 A library is imported once, in a process that does nothing else (zygote.py), and every attempt is a fork of that
-process: it takes milliseconds and about a megabyte, sees nothing of other attempts, and a crash or a time-out costs one
-attempt.
+process. A fork takes milliseconds and about a megabyte and sees nothing of other attempts; a crash or a time-out costs
+one attempt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from random import Random
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Reply
-from turnwise.envs.isolation.frames import (
-    HEAD,
-    framed,
-    length_of,
+from turnwise.envs.child_process import end_child, start_child
+from turnwise.envs.isolation.json_wire import (
     message_of,
+    packed,
     packed_message,
     packed_task,
     receive,
+    receive_async,
     reply_of,
     send,
 )
@@ -48,19 +48,19 @@ SURROUNDINGS = {
     "SDL_VIDEODRIVER": "dummy",
 }
 GRACE = 5.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process may take to end by itself."""
 EXPERT_SECONDS = 60.0
-"""How long an expert may think: the run waits for it."""
+"""Seconds that an expert may take: the run waits for it."""
 CHECK_SECONDS = 300.0
-"""How long the import of a library and a look at its names may take."""
+"""Seconds that the import of a library and the check of a name may take."""
 
 
 class ProcessFailure(RuntimeError):
-    """The process of an environment has ended, or the environment has raised there."""
+    """The process of an environment has ended, or the environment raised in it."""
 
 
-class Nursery:
-    """The process that environments of one adapter are forked from; another one starts where it has died."""
+class ForkServer:
+    """The process that the environments of one adapter are forked from. If it has died, a new one starts."""
 
     def __init__(self, target: str, variables: tuple[str, ...] = ()) -> None:
         self.target = target
@@ -71,7 +71,7 @@ class Nursery:
         self.line: socket.socket | None = None
 
     def fork(self, name: str) -> tuple[int, socket.socket]:
-        """A number and a line to a new child, which answers as soon as the library is imported."""
+        """The number of a new child and a socket to it. The child answers as soon as the library is imported."""
         here, there = socket.socketpair()
         try:
             with self.lock, there:
@@ -90,7 +90,7 @@ class Nursery:
         return number, here
 
     def kill(self, number: int) -> None:
-        """End a child, whatever it is doing."""
+        """Kill a child."""
         with self.lock, suppress(OSError):
             self.living.sendall(order_of(KILL, number))
 
@@ -104,48 +104,38 @@ class Nursery:
         self.line, there = socket.socketpair()
         with there:
             paths = os.pathsep.join(path for path in sys.path if path)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", START, self.target, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                env={**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-            )
+            command = [sys.executable, "-c", START, self.target, str(there.fileno())]
+            variables = {**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths}
+            self.process = start_child(command, variables, pass_fds=[there.fileno()])
 
     def end(self) -> None:
         """End the process and its children."""
         if self.line is not None:
             self.line.close()
         if self.process is not None:
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end_child(self.process, GRACE)
         self.process = self.line = None
 
 
-def nursery_of(target: str, variables: tuple[str, ...] = ()) -> Nursery:
-    """The one for an adapter whose processes get these variables beside the usual ones."""
-    return kept_nursery(target, variables)
+def fork_server_of(target: str, variables: tuple[str, ...] = ()) -> ForkServer:
+    """The fork server of an adapter. Its processes get these environment variables besides the usual ones."""
+    return cached_fork_server(target, variables)
 
 
 @cache
-def kept_nursery(target: str, variables: tuple[str, ...]) -> Nursery:
-    nursery = Nursery(target, variables)
-    atexit.register(nursery.end)
-    return nursery
+def cached_fork_server(target: str, variables: tuple[str, ...]) -> ForkServer:
+    fork_server = ForkServer(target, variables)
+    atexit.register(fork_server.end)
+    return fork_server
 
 
 class Isolated:
-    """`Environment` in a process of its own. One that hangs is killed when it is closed; one that dies fails its
-    attempt, and the next has another process."""
+    """`Environment` in a separate process. One that hangs is killed when it is closed. One that dies fails its attempt;
+    the next attempt gets another process."""
 
     costs_process: ClassVar[bool] = True
     kind: ClassVar[Any]
-    """The adapter's class, for one of the library's environments."""
+    """The adapter's class for one environment of the library."""
     target: ClassVar[str]
     """Where the process finds the adapter's class."""
 
@@ -156,11 +146,11 @@ class Isolated:
         self.busy = False
 
     @property
-    def nursery(self) -> Nursery:
-        return nursery_of(self.target, getattr(self.kind, "variables", ()))
+    def fork_server(self) -> ForkServer:
+        return fork_server_of(self.target, getattr(self.kind, "variables", ()))
 
     async def open(self, task: Task) -> Reply | None:
-        self.number, self.line = self.nursery.fork(self.kind.name)
+        self.number, self.line = self.fork_server.fork(self.kind.name)
         self.line.setblocking(False)
         return reply_of(await self.ask("open", self.settings, packed_task(task)))
 
@@ -168,26 +158,25 @@ class Isolated:
         return reply_of(await self.ask("step", packed_message(message)))
 
     async def close(self) -> Reply | None:
-        """Close the environment where it can be asked, and let go of the process in any case."""
+        """Close the environment if it still answers, and end its process in any case."""
         if self.line is None:
             return None
         try:
             return None if self.busy else reply_of(await self.ask("close"))
         finally:
             if self.busy:
-                self.nursery.kill(self.number)
+                self.fork_server.kill(self.number)
             self.line.close()
             self.line = None
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method gives in the process. A call that is given up leaves it busy."""
+        """What a method returns in the process. A call that is cancelled leaves the process busy."""
         line, loop = self.line, asyncio.get_running_loop()
         assert line is not None, "it was not opened"
         self.busy = True
         try:
-            await loop.sock_sendall(line, framed([method, arguments]))
-            head = await exactly(loop, line, HEAD)
-            answer = json.loads(await exactly(loop, line, length_of(head)))
+            await loop.sock_sendall(line, packed([method, arguments]))
+            answer = await receive_async(line)
         except (EOFError, OSError):
             raise ProcessFailure(f"the process of {self.kind.name} ended in the middle of {method}") from None
         self.busy = False
@@ -204,7 +193,7 @@ class Isolated:
 
 
 def asked(line: socket.socket, seconds: float, method: str, *arguments: Any) -> Any:
-    """What a method gives in a process, waited for."""
+    """What a method returns in a process; blocks until then."""
     line.settimeout(seconds)
     try:
         send(line, [method, arguments])
@@ -220,19 +209,9 @@ def result_of(answer: dict[str, Any]) -> Any:
     raise carrying(error, unpacked(answer["raised"]))
 
 
-async def exactly(loop: asyncio.AbstractEventLoop, line: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = await loop.sock_recv(line, min(size - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
-
-
 def isolate(kind: Any, target: str) -> type[Isolated]:
-    """The class of a library's environment, with each of its attempts in a process of its own. Settings and tasks are
-    those of the adapter's class."""
+    """A class like `kind` that runs each attempt in a separate process. Settings and tasks are those of the adapter's
+    class."""
 
     @wraps(kind.__init__)
     def __init__(self: Isolated, **settings: Any) -> None:
@@ -256,13 +235,13 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
 
 @cache
 def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()) -> None:
-    """ValueError where the library has no such environment, or makes none with these settings."""
-    nursery = nursery_of(target, variables)
-    number, line = nursery.fork(name)
+    """ValueError if the library has no such environment, or cannot make it with these settings."""
+    fork_server = fork_server_of(target, variables)
+    number, line = fork_server.fork(name)
     with line:
         try:
             asked(line, CHECK_SECONDS, "check", json.loads(settings))
         except ProcessFailure as failure:
             raise ValueError(f"{name} cannot be opened here: {str(failure)[:300]}") from None
         finally:
-            nursery.kill(number)
+            fork_server.kill(number)

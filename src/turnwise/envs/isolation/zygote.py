@@ -20,12 +20,13 @@ import sys
 from contextlib import suppress
 from typing import Any, Never
 
-from turnwise.envs.isolation.frames import exactly, message_of, packed_message, packed_reply, receive, send, task_of
+from turnwise.envs.isolation.json_wire import message_of, packed_message, packed_reply, receive, send, task_of
 from turnwise.envs.raised import Raised, error_line
+from turnwise.frames import receive_exactly
 from turnwise.types import Message
 
 ORDER = 11
-"""Bytes of an order: what to do, the number of the child, and how long the name is that follows."""
+"""Bytes of an order: the command, the number of the child, and the length of the name that follows."""
 FORK, KILL = b"f", b"k"
 DIE_WITH_PARENT = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -37,12 +38,12 @@ def main() -> None:
 
 
 def order_of(kind: bytes, number: int, name: str = "") -> bytes:
-    """What the other side sends: do this with the child of a number, for the environment of a name."""
+    """The bytes of an order: fork or kill the child with this number, for the environment of this name."""
     return kind + number.to_bytes(8, "little") + len(name.encode()).to_bytes(2, "little") + name.encode()
 
 
 class Zygote:
-    """The children by number. They are reaped here, so that a number never means somebody else's process."""
+    """Keeps the children by number. It reaps them itself, so that a number never means another process."""
 
     def __init__(self, target: str, line: socket.socket) -> None:
         self.target = target
@@ -76,21 +77,21 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
 
     def rest(self, size: int) -> bytes:
-        """So many bytes of the line; the process ends where it has."""
+        """The next bytes of the socket; the process ends when the socket is closed."""
         try:
-            return exactly(self.line, size)
+            return receive_exactly(self.line, size)
         except (EOFError, OSError):
             os._exit(0)
 
     def prepared(self, name: str) -> tuple[Any, str]:
-        """The adapter's class with all that it needs imported, or why that cannot be."""
+        """The adapter's class with all its imports done, or why that failed."""
         if name not in self.kinds:
             try:
                 kind = named(class_of(self.target), name)
                 kind.warm()
                 importlib.import_module("numpy.random")  # which numpy leaves until it is used: in every child
                 self.kinds[name] = kind, ""
-            except BaseException as error:  # whatever it is, those who want an environment shall read it
+            except BaseException as error:  # whatever it is, the caller of every environment gets to read it
                 self.kinds[name] = None, error_line(error)
             gc.collect()
             gc.freeze()  # pages that the collector does not touch stay shared with the children
@@ -130,15 +131,15 @@ class Zygote:
 
 
 def serve(kind: Any, fault: str, line: socket.socket) -> None:
-    """Answer the calls of one attempt until its line ends."""
-    attempt = Attempt(kind)
+    """Answer the calls of one attempt until its socket is closed."""
+    forked = ForkedEnvironment(kind)
     with suppress(EOFError, OSError):
         while True:
             method, arguments = receive(line)
             try:
                 if fault:
                     raise RuntimeError(fault)
-                answer = {"answer": getattr(attempt, method)(*arguments)}
+                answer = {"answer": getattr(forked, method)(*arguments)}
             except ValueError as error:
                 answer = {"mistake": error_line(error, with_kind=False), "raised": Raised.of(error).packed()}
             except BaseException as error:
@@ -146,7 +147,7 @@ def serve(kind: Any, fault: str, line: socket.socket) -> None:
             send(line, answer)
 
 
-class Attempt:
+class ForkedEnvironment:
     """The calls that one environment answers; arguments and answers are JSON."""
 
     def __init__(self, kind: Any) -> None:
@@ -173,7 +174,7 @@ class Attempt:
 
 
 def seed_everything(text: str) -> None:
-    """Make what a library draws from global generators depend on the task alone."""
+    """Seed the global random generators from the task alone."""
     seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
     random.seed(seed)
     sys.modules["numpy.random"].seed(seed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from turnwise.envs.child_process import start_child
 from turnwise.envs.math import jail as sandbox_jail
 from turnwise.envs.tools import ToolBroken
 
@@ -23,7 +24,7 @@ running = threading.BoundedSemaphore(AT_ONCE)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a program.
+    """The result of a program.
 
     Example:
         Ran("3\\n")
@@ -34,7 +35,7 @@ class Ran:
     """All that it wrote, up to a limit."""
     failed: bool = False
     why: str = ""
-    """Why it was stopped, in a line; empty where it ended by itself."""
+    """Why it was stopped, in a line; empty if it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Sandbox:
     python: str = getattr(sys, "_base_executable", None) or sys.executable
 
     def run(self, code: str) -> Ran:
-        """Run a program to its end. Raises ToolBroken where there is no sandbox to be had."""
+        """Run a program to its end. Raises ToolBroken if this machine has no sandbox."""
         with running:
             answer = self.answer(code)
         if "refused" in answer:
@@ -71,20 +72,13 @@ class Sandbox:
         return Ran(said, failed=ended != 0 or bool(answer["why"]), why=self.in_words(str(answer["why"]), ended))
 
     def answer(self, code: str) -> dict[str, Any]:
-        """What the supervisor says."""
+        """The answer of the supervisor process."""
         request = {
             name: getattr(self, name) for name in ("memory", "seconds", "patience", "processes", "longest", "most")
         }
         line = json.dumps({**request, "code": code, "number": next(NUMBERS) % 100_000_000}) + "\n"
-        process = subprocess.Popen(
-            [self.python, "-I", "-S", sandbox_jail.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-        )
+        command = [self.python, "-I", "-S", sandbox_jail.__file__]
+        process = start_child(command, {}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -111,7 +105,7 @@ class Sandbox:
 
 @cache
 def check_sandbox() -> None:
-    """Refuse, in one line, a machine that cannot hold a program."""
+    """ValueError, in one line, if this machine has no working sandbox."""
     if not sys.platform.startswith("linux"):
         raise ValueError("the Python tool needs Linux; set env.settings.python = false")
     try:

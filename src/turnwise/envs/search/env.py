@@ -14,7 +14,7 @@ from turnwise.envs.base import Reply
 from turnwise.envs.search.questions import Question, read_atlas
 from turnwise.envs.search.retrieval.corpus import corpus_file
 from turnwise.envs.search.retrieval.server import LONGEST_QUERY, MOST_PASSAGES
-from turnwise.envs.search.retrieval.service import Passage, Service, service_of
+from turnwise.envs.search.retrieval.service import Passage, SearchService, service_of
 from turnwise.envs.split import SPLITS
 from turnwise.types import Message, Task
 
@@ -66,7 +66,7 @@ class Search:
             raise ValueError("retriever and corpus are settings of the server at url; remove them, or remove url")
         self.topk = topk
         self.characters = characters
-        self.service: Service = service_of(url, "" if url else str(corpus_file(corpus)), retriever)
+        self.service: SearchService = service_of(url, "" if url else str(corpus_file(corpus)), retriever)
         self.found_reward = found_reward
 
     @classmethod
@@ -105,7 +105,7 @@ class Search:
     def step_many(cls, environments: Sequence[Search], messages: Sequence[Message]) -> list[Reply | Exception]:
         """One call of the search engine for all that search the same one."""
         said = [parse(message.content) for message in messages]
-        together: dict[tuple[Service, int], list[int]] = {}
+        together: dict[tuple[SearchService, int], list[int]] = {}
         for place, (verb, _) in enumerate(said):
             if verb == "search":
                 own = environments[place]

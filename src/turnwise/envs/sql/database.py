@@ -1,7 +1,7 @@
-"""A SQLite file for queries of a hostile author, each answered by a process of its own that has limits.
+"""A SQLite file for queries of a hostile author, answered by worker processes that have limits.
 
-In a process: a query that finds a hole in SQLite takes a worker along and nothing else, memory has a bound that no
-other query shares, and what does not stop can be killed.
+A query that finds a hole in SQLite can only break its worker, the memory of a query has a limit that no other query
+shares, and a query that does not stop can be killed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from turnwise.envs.child_process import kill_child, start_child
 from turnwise.envs.sql import query_worker
 
 MEMORY = 512 << 20
@@ -51,18 +52,10 @@ class Worker:
 
     def __init__(self, path: Path, memory: int) -> None:
         command = [sys.executable, "-I", "-S", query_worker.__file__, str(path), str(memory)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
-        )
+        self.process = start_child(command, {}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer; None where the process is gone, or had to be."""
+        """The answer; None if the process ended or had to be killed."""
         try:
             pipe(self.process.stdin).write(json.dumps(request).encode() + b"\n")
             pipe(self.process.stdin).flush()
@@ -76,7 +69,7 @@ class Worker:
         return answer
 
     def read_line(self, end: float) -> bytes:
-        """A line of output, or nothing where it does not come in time."""
+        """A line of output; empty if it does not come in time."""
         output = pipe(self.process.stdout)
         parts: list[bytes] = []
         with selectors.DefaultSelector() as selector:
@@ -91,14 +84,13 @@ class Worker:
         return b"".join(parts)
 
     def close(self) -> None:
-        self.process.kill()
+        kill_child(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # what was still to be written has no reader any more
+                except OSError:  # unwritten data has no reader any more
                     continue
-        self.process.wait()
 
 
 def pipe(stream: IO[bytes] | None) -> IO[bytes]:

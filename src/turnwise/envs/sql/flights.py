@@ -139,7 +139,7 @@ def entities(path: Path) -> Entities:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class QuestionShape:
     """One kind of question, with {places} for values."""
 
     ask: str
@@ -155,29 +155,29 @@ class Shape:
 CODE = "SELECT carrier FROM airlines WHERE name = {name}"
 FAA = "SELECT faa FROM airports WHERE name = {name}"
 OF_AIRLINE = "flights JOIN airlines USING (carrier) WHERE name = {name}"
-SHAPES: dict[str, Shape] = {
-    "airline_flights": Shape(
+SHAPES: dict[str, QuestionShape] = {
+    "airline_flights": QuestionShape(
         "How many flights did {name} have?", f"SELECT count(*) FROM {OF_AIRLINE}", "airline", CODE
     ),
-    "airline_origin": Shape(
+    "airline_origin": QuestionShape(
         "How many flights of {name} left from {origin}?",
         f"SELECT count(*) FROM {OF_AIRLINE} AND origin = {{origin}}",
         "airline_origin",
         CODE,
     ),
-    "airline_delay": Shape(
+    "airline_delay": QuestionShape(
         "What was the average departure delay, in minutes, of flights of {name}?",
         f"SELECT avg(dep_delay) FROM {OF_AIRLINE}",
         "airline",
         CODE,
     ),
-    "airline_cancelled": Shape(
+    "airline_cancelled": QuestionShape(
         "How many flights of {name} in {month} never departed?",
         f"SELECT count(*) FROM {OF_AIRLINE} AND month = {{number}} AND dep_time IS NULL",
         "airline_month",
         CODE,
     ),
-    "airline_dests": Shape(
+    "airline_dests": QuestionShape(
         "Which are the {few} destinations with the most flights of {name}? List their codes, most flights "
         "first, by code where the number is the same.",
         f"SELECT dest FROM {OF_AIRLINE} GROUP BY dest ORDER BY count(*) DESC, dest LIMIT {{few}}",
@@ -185,56 +185,56 @@ SHAPES: dict[str, Shape] = {
         CODE,
         ordered=True,
     ),
-    "airline_months": Shape(
+    "airline_months": QuestionShape(
         "How many flights did {name} have in each month? List month and number.",
         f"SELECT month, count(*) FROM {OF_AIRLINE} GROUP BY month",
         "airline",
         CODE,
     ),
-    "dest_flights": Shape(
+    "dest_flights": QuestionShape(
         "How many flights to {dest} were there in {month}?",
         "SELECT count(*) FROM flights WHERE dest = {dest} AND month = {number}",
         "dest",
     ),
-    "dest_late": Shape(
+    "dest_late": QuestionShape(
         "How many flights to {dest} arrived more than {minutes} minutes late?",
         "SELECT count(*) FROM flights WHERE dest = {dest} AND arr_delay > {minutes}",
         "dest",
     ),
-    "dest_air_time": Shape(
+    "dest_air_time": QuestionShape(
         "What was the average air time, in minutes, of flights from {origin} to {dest}?",
         "SELECT avg(air_time) FROM flights WHERE dest = {dest} AND origin = {origin}",
         "dest_origin",
     ),
-    "dest_airlines": Shape(
+    "dest_airlines": QuestionShape(
         "Which airlines flew to {dest}? List their names.",
         "SELECT DISTINCT name FROM flights JOIN airlines USING (carrier) WHERE dest = {dest}",
         "dest",
     ),
-    "dest_most": Shape(
+    "dest_most": QuestionShape(
         "Which airline had the most flights to {dest}? Give its name.",
         "SELECT name FROM flights JOIN airlines USING (carrier) WHERE dest = {dest} "
         "GROUP BY carrier ORDER BY count(*) DESC, name LIMIT 1",
         "dest",
     ),
-    "dest_share": Shape(
+    "dest_share": QuestionShape(
         "What percentage of the flights to {dest} that departed did so at least {minutes} minutes late?",
         "SELECT 100.0 * sum(dep_delay >= {minutes}) / count(dep_delay) FROM flights WHERE dest = {dest}",
         "dest",
     ),
-    "airport_flights": Shape(
+    "airport_flights": QuestionShape(
         "How many flights went to {name}?",
         "SELECT count(*) FROM flights JOIN airports ON dest = faa WHERE name = {name}",
         "airport",
         FAA,
     ),
-    "airport_distance": Shape(
+    "airport_distance": QuestionShape(
         "How many miles is it from {origin} to {name}?",
         "SELECT max(distance) FROM flights JOIN airports ON dest = faa WHERE name = {name} AND origin = {origin}",
         "airport_origin",
         FAA,
     ),
-    "airport_days": Shape(
+    "airport_days": QuestionShape(
         "On which {few} days of {month} did the most flights go to {name}? List the days of the month, most flights "
         "first, earlier days first where the number is the same.",
         "SELECT day FROM flights JOIN airports ON dest = faa WHERE name = {name} AND month = {number} "
@@ -243,50 +243,50 @@ SHAPES: dict[str, Shape] = {
         FAA,
         ordered=True,
     ),
-    "airport_altitude": Shape(
+    "airport_altitude": QuestionShape(
         "At what altitude, in feet, is {name}?", "SELECT alt FROM airports WHERE name = {name}", "airport"
     ),
-    "manufacturer_planes": Shape(
+    "manufacturer_planes": QuestionShape(
         "How many planes made by {manufacturer} are there, and how many seats do they have on average?",
         "SELECT count(*), avg(seats) FROM planes WHERE manufacturer = {manufacturer}",
         "manufacturer",
     ),
-    "manufacturer_flights": Shape(
+    "manufacturer_flights": QuestionShape(
         "How many flights of {month} were made with planes of {manufacturer}?",
         "SELECT count(*) FROM flights JOIN planes USING (tailnum) WHERE manufacturer = {manufacturer} "
         "AND month = {number}",
         "manufacturer",
         "SELECT count(*) FROM planes WHERE manufacturer = {manufacturer}",
     ),
-    "model_airlines": Shape(
+    "model_airlines": QuestionShape(
         "Which airlines flew planes of the model {model}? List their names.",
         "SELECT DISTINCT name FROM flights JOIN planes USING (tailnum) JOIN airlines USING (carrier) "
         "WHERE model = {model}",
         "model",
         "SELECT tailnum FROM planes WHERE model = {model} LIMIT 3",
     ),
-    "model_longest": Shape(
+    "model_longest": QuestionShape(
         "What is the longest distance, in miles, that a plane of the model {model} flew?",
         "SELECT max(distance) FROM flights JOIN planes USING (tailnum) WHERE model = {model}",
         "model",
         "SELECT tailnum FROM planes WHERE model = {model} LIMIT 3",
     ),
-    "plane_miles": Shape(
+    "plane_miles": QuestionShape(
         "How many miles did the plane {tailnum} fly in all, on flights that landed?",
         "SELECT sum(distance) FROM flights WHERE tailnum = {tailnum} AND arr_time IS NOT NULL",
         "plane",
     ),
-    "plane_built": Shape(
+    "plane_built": QuestionShape(
         "Who made the plane {tailnum}, and which model is it?",
         "SELECT manufacturer, model FROM planes WHERE tailnum = {tailnum}",
         "plane",
     ),
-    "plane_dests": Shape(
+    "plane_dests": QuestionShape(
         "To how many different destinations did the plane {tailnum} fly?",
         "SELECT count(DISTINCT dest) FROM flights WHERE tailnum = {tailnum}",
         "plane",
     ),
-    "plane_weather": Shape(
+    "plane_weather": QuestionShape(
         "How many flights of the plane {tailnum} were to leave in an hour with wind above {wind} mph at their origin?",
         "SELECT count(*) FROM flights f JOIN weather w ON f.origin = w.origin AND f.month = w.month AND f.day = w.day "
         "AND f.hour = w.hour WHERE tailnum = {tailnum} AND wind_speed > {wind}",

@@ -1,38 +1,33 @@
 """Environments whose calls are batched: a wrapper around the environment border, so that the agent loop stays one.
 
-A class that can serve several of its environments in one call has classmethods
-
-    step_many(environments, messages) -> list[Reply | Exception]
-    close_many(environments) -> list[Reply | None | Exception]
-
-or one of the two. They may be coroutine functions or plain ones; plain ones run in threads.
+A class that can serve several of its environments in one call has `step_many`, `close_many` or both (see
+`turnwise.envs.capabilities`). They may be coroutine functions or plain ones; plain ones run in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from turnwise.envs.base import Environment, Reply
+from turnwise.envs.capabilities import closes_many, is_batchable, is_idempotent, steps_many
 from turnwise.envs.raised import error_line
 from turnwise.recipe import schema as config
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
 from turnwise.rollout.calls import EnvironmentFailure, call, checked, is_from_outside, name_of
 from turnwise.rollout.failures import Failures
-from turnwise.rollout.places import Places, Supply, usual_limit
+from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.types import Message, Task
 
-TOGETHER = ("step_many", "close_many")
 PATIENCE = 0.5
 """How long validation holds a call back unless a recipe says so, in fitted prices of a call: a whole one would save
 more calls, and cost attempts of like length a tenth of their time (regime F of benchmarks/env_batching.py)."""
 
 
 def rule_of(settings: config.Batching) -> Rule:
-    """When queues are flushed under a recipe's policy."""
+    """The rule that decides when queues are flushed, from a recipe's policy."""
     rules: dict[str, Rule] = {
         "adaptive": Adaptive(settings.max_batch),
         "lockstep": Lockstep(),
@@ -42,23 +37,14 @@ def rule_of(settings: config.Batching) -> Rule:
 
 
 def lane_of(settings: config.Batching, *, validation: bool) -> Lane:
-    """How training and validation wait: validation goes second, and can afford to be held back."""
+    """The lane of training or validation. Validation goes second and can be held back for larger calls."""
     if settings.max_wait == "auto":
         return Lane(rank=1, max_wait_prices=PATIENCE) if validation else Lane(rank=0)
     return Lane(rank=int(validation), max_wait=settings.max_wait)
 
 
-def is_batchable(kind: Any) -> bool:
-    """Whether a class of environments can serve several at once; ValueError where it says so and cannot."""
-    found = [name for name in TOGETHER if getattr(kind, name, None) is not None]
-    for name in found:
-        if not isinstance(inspect.getattr_static(kind, name), (classmethod, staticmethod)):
-            raise ValueError(f"{kind.__name__}.{name} serves several environments; make it a classmethod")
-    return bool(found)
-
-
 class Batches:
-    """The queues of one class of environments, shared by all who use it: training, validation and their attempts.
+    """The queues of one class of environments, shared by training and validation. An `EnvironmentHost`.
 
     Example:
         batches = Batches(Judged, rule=Adaptive(max_batch=64), slots=8, call_seconds=120.0)
@@ -72,32 +58,37 @@ class Batches:
         rule: Rule,
         slots: int,
         call_seconds: float | None,
-        places: Places | None = None,
+        open_limit: OpenLimit | None = None,
         failures: Failures | None = None,
     ) -> None:
         self.kind = kind
         self.call_seconds = call_seconds
-        self.places = places or Places(usual_limit(kind))
-        """For all of them together: those that wait for one take no part in the queues."""
+        self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
+        """For all environments of the class together. Attempts that wait for a permit take no part in the queues."""
         self.failures = failures or Failures()
         is_batchable(kind)
-        idempotent = bool(getattr(kind, "idempotent", False))
 
-        def queue(name: str, function: Callable[[list[Any]], Any]) -> MicroBatcher[Any, Any] | None:
-            if getattr(kind, name, None) is None:
-                return None
-            called = name_of(getattr(kind, name))
+        def queue(method: Callable[..., Any], serve: Callable[[list[Any]], Any]) -> MicroBatcher[Any, Any]:
             return MicroBatcher(
-                function, rule=rule, slots=slots, idempotent=idempotent, call_seconds=call_seconds, name=called
+                serve,
+                rule=rule,
+                slots=slots,
+                idempotent=is_idempotent(kind),
+                call_seconds=call_seconds,
+                name=name_of(method),
             )
 
-        self.steps: MicroBatcher[tuple[Batched, Message], Any] | None = queue("step_many", self.step_many)
-        self.closes: MicroBatcher[Batched, Any] | None = queue("close_many", self.close_many)
+        self.steps: MicroBatcher[tuple[Batched, Message], Any] | None = None
+        self.closes: MicroBatcher[Batched, Any] | None = None
+        if steps_many(kind):
+            self.steps = queue(kind.step_many, self.step_many)
+        if closes_many(kind):
+            self.closes = queue(kind.close_many, self.close_many)
         self.closing: set[asyncio.Task[Reply | None]] = set()
 
-    def wrap(self, make: Callable[[], Environment], lane: Lane) -> Supply:
-        """Environments whose calls go through the queues; those of `make` itself where there are none."""
-        return Supply(self.maker(make, lane), self.places, self.failures)
+    def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
+        """Makes environments whose calls go through the queues; those of `make` itself if there are no queues."""
+        return EnvironmentMaker(self.maker(make, lane), self.open_limit, self.failures)
 
     def maker(self, make: Callable[[], Environment], lane: Lane) -> Callable[[], Environment]:
         if self.steps is None and self.closes is None:
@@ -119,7 +110,7 @@ class Batches:
         return await call(self.kind.close_many, [batched.environment for batched in together])
 
     def report(self) -> dict[str, float]:
-        """Figures of both queues since the last report."""
+        """Metrics of both queues since the last report."""
         queues = {"step": self.steps, "close": self.closes}
         return {
             f"{name}/{key}": value
@@ -129,7 +120,7 @@ class Batches:
         }
 
     def close(self) -> None:
-        """Nothing is open but environments, which their attempts close."""
+        """Nothing is left to end: every environment is closed by its own attempt."""
 
 
 class Batched:
@@ -144,7 +135,7 @@ class Batched:
         self.opened = False
 
     async def open(self, task: Task) -> Reply:
-        """From here until it closes, the attempt is one that others may wait for."""
+        """From now until it closes, other items may wait for this attempt's next call."""
         self.opened = True
         for queue in (self.batches.steps, self.batches.closes):
             if queue is not None:
@@ -158,17 +149,17 @@ class Batched:
         return checked(await self.batches.steps.submit((self, message), self.lane), self.batches.kind.step_many)
 
     async def close(self) -> Reply | None:
-        """Close whatever becomes of the caller: a deadline or a cancellation must not leave the environment open."""
+        """Close even if the caller is cancelled or out of time: the environment must not stay open."""
         entered, self.opened = self.opened, False
         if entered and self.batches.steps is not None:
-            self.batches.steps.leave()  # it takes no step any more, and those that do must not wait for it
+            self.batches.steps.leave()  # no step follows, and other items must not wait for one
         closing = asyncio.create_task(self.close_when_idle(entered))
         self.batches.closing.add(closing)
         closing.add_done_callback(self.closed)
         return await asyncio.shield(closing)
 
     async def close_when_idle(self, entered: bool) -> Reply | None:
-        """Close once a step that its caller has given up is over."""
+        """Close as soon as a step that its caller abandoned has ended."""
         closes = self.batches.closes
         try:
             await self.idle.wait()
@@ -189,4 +180,4 @@ class Batched:
     def closed(self, closing: asyncio.Task[Reply | None]) -> None:
         self.batches.closing.discard(closing)
         if not closing.cancelled():
-            closing.exception()  # seen, also where nobody waits for it any more
+            closing.exception()  # retrieved, so that asyncio does not report it

@@ -10,11 +10,11 @@ FLOOR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CallCosts:
     """A call of n items lasts per_call + per_item * n seconds.
 
     Example:
-        Costs(per_call=6.0, per_item=0.05)
+        CallCosts(per_call=6.0, per_item=0.05)
     """
 
     per_call: float
@@ -26,7 +26,7 @@ class CostFit:
 
     def __init__(self, window: int = 64) -> None:
         self.calls: deque[tuple[int, float]] = deque(maxlen=window)
-        self.costs: Costs | None = None
+        self.costs: CallCosts | None = None
         """None where all calls that are remembered had the same size."""
 
     def observe(self, size: int, seconds: float) -> None:
@@ -34,7 +34,7 @@ class CostFit:
         self.costs = fit(list(self.calls))
 
 
-def fit(calls: list[tuple[int, float]]) -> Costs | None:
+def fit(calls: list[tuple[int, float]]) -> CallCosts | None:
     """The prices that fit best, from (size, seconds) of calls; None where all have the same size.
 
     The price of a call is no more than the quickest call took. Where items run side by side, a call takes as long as
@@ -49,4 +49,4 @@ def fit(calls: list[tuple[int, float]]) -> Costs | None:
     per_call = min(mean_seconds - slope * mean_size, *(seconds for _, seconds in calls))
     per_call = max(FLOOR, per_call)
     squares = sum(size * size for size, _ in calls)
-    return Costs(per_call, max(FLOOR, sum(size * (seconds - per_call) for size, seconds in calls) / squares))
+    return CallCosts(per_call, max(FLOOR, sum(size * (seconds - per_call) for size, seconds in calls) / squares))

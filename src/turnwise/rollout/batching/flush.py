@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnwise.rollout.batching.costs import Costs
+from turnwise.rollout.batching.costs import CallCosts
 
 REASONS = ("full", "everyone", "waited")
 
@@ -38,7 +38,7 @@ class View:
     slots: int
     free: int
     """Slots without a call."""
-    costs: Costs | None
+    costs: CallCosts | None
     learning: bool
     """Whether a call of several items is under way."""
 

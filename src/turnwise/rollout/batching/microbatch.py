@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from turnwise.envs.raised import Raised, carrying, error_line
 from turnwise.rollout import calls
-from turnwise.rollout.batching.costs import CostFit, Costs
+from turnwise.rollout.batching.costs import CallCosts, CostFit
 from turnwise.rollout.batching.flush import REASONS, Adaptive, Rule, View
 
 Content = TypeVar("Content")
@@ -27,13 +27,13 @@ class BatchFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Who submits: where several lanes wait, those of lower rank go first."""
+    """A class of callers, such as training or validation. Items of a lane with a lower rank go first."""
 
     rank: int = 0
     max_wait: float = 0.0
-    """Seconds an item may be held back for a larger call,"""
+    """Seconds that an item may be held back for a larger call."""
     max_wait_prices: float = 0.0
-    """and so many times the fitted price of a call beside them."""
+    """More time to hold an item back, in multiples of the fitted fixed cost of a call."""
 
 
 AT_ONCE = Lane()
@@ -42,33 +42,33 @@ ADAPTIVE = Adaptive()
 
 @dataclass(slots=True, eq=False)
 class Item(Generic[Content, Result]):
-    """Something submitted."""
+    """An item in the queue or in a call."""
 
     content: Content
     lane: Lane
     submitted: float
     answer: asyncio.Future[Result]
-    call: Call[Content, Result] | None = None
-    """The call it is in service of."""
+    call: BatchCall[Content, Result] | None = None
+    """The call that serves it."""
 
 
 @dataclass(slots=True, eq=False)
-class Call(Generic[Content, Result]):
-    """A call under way."""
+class BatchCall(Generic[Content, Result]):
+    """A running call."""
 
     items: Sequence[Item[Content, Result]]
     task: asyncio.Task[None] | None = None
-    """What makes the call, once it has begun."""
+    """Runs the call, once it has started."""
 
     @property
     def wanted(self) -> int:
-        """How many still wait for its answer."""
+        """How many callers still wait for its answer."""
         return sum(not item.answer.done() for item in self.items)
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was counted since the last report."""
+class QueueTally:
+    """Counts since the last report."""
 
     since: float
     calls: int = 0
@@ -129,12 +129,12 @@ class MicroBatcher(Generic[Content, Result]):
         self.live = 0
         self.lanes: dict[Lane, deque[Item[Content, Result]]] = {}
         self.again: deque[Item[Content, Result]] = deque()
-        self.calls: set[Call[Content, Result]] = set()
+        self.calls: set[BatchCall[Content, Result]] = set()
         self.in_service = 0
         self.pumping: asyncio.Handle | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.changed = now
-        self.tally = Tally(now)
+        self.tally = QueueTally(now)
 
     def now(self) -> float:
         """The time of the running loop; whoever waited in another one is gone with it."""
@@ -261,7 +261,7 @@ class MicroBatcher(Generic[Content, Result]):
     def start(self, items: Sequence[Item[Content, Result]]) -> None:
         """Begin a call in a free slot, for those whose callers are still there."""
         now = self.now()
-        call = Call([item for item in items if not item.answer.done()])
+        call = BatchCall([item for item in items if not item.answer.done()])
         if not call.items:
             return
         for item in call.items:
@@ -276,7 +276,7 @@ class MicroBatcher(Generic[Content, Result]):
         self.tally.largest = max(self.tally.largest, size)
         asyncio.get_running_loop().create_task(self.serve(call), name=f"{self.name} of {size}")
 
-    async def serve(self, call: Call[Content, Result]) -> None:
+    async def serve(self, call: BatchCall[Content, Result]) -> None:
         """Make a call and hand out its answers."""
         call.task, began = asyncio.current_task(), self.now()
         if not call.wanted:
@@ -297,7 +297,7 @@ class MicroBatcher(Generic[Content, Result]):
             self.end(call, seconds)
             self.answer(call, answers, seconds)
 
-    def end(self, call: Call[Content, Result], seconds: float) -> None:
+    def end(self, call: BatchCall[Content, Result], seconds: float) -> None:
         """Give back the slot."""
         self.account(self.now())
         self.calls.discard(call)
@@ -306,7 +306,7 @@ class MicroBatcher(Generic[Content, Result]):
         self.tally.served += seconds
         asyncio.get_running_loop().call_soon(self.wake)  # after those who are answered now
 
-    def answer(self, call: Call[Content, Result], answers: Any, seconds: float) -> None:
+    def answer(self, call: BatchCall[Content, Result], answers: Any, seconds: float) -> None:
         """Give every item its own result."""
         size, is_list = len(call.items), type(answers) in (list, tuple)
         if not is_list or len(answers) != size:
@@ -322,7 +322,7 @@ class MicroBatcher(Generic[Content, Result]):
             else:
                 item.answer.set_result(answer)
 
-    def pass_on(self, call: Call[Content, Result], error: BaseException) -> None:
+    def pass_on(self, call: BatchCall[Content, Result], error: BaseException) -> None:
         """Fail the items of a call that raised, or ask for each of them again."""
         size = len(call.items)
         if size == 1:
@@ -338,7 +338,7 @@ class MicroBatcher(Generic[Content, Result]):
             text, raised = f"{self.name} failed for a batch of {size}: {error_line(error)}", Raised.of(error)
             self.fail(call, lambda: carrying(kind(text), raised))
 
-    def fail(self, call: Call[Content, Result], failure: Callable[[], Exception]) -> None:
+    def fail(self, call: BatchCall[Content, Result], failure: Callable[[], Exception]) -> None:
         """Fail all items of a call, each with an error of its own."""
         self.tally.failed += 1
         for item in call.items:
@@ -356,8 +356,8 @@ class MicroBatcher(Generic[Content, Result]):
         """Figures since the last report; a mean over nothing is NaN."""
         now = self.now()
         self.account(now)
-        tally, self.tally = self.tally, Tally(now)
-        costs = self.fit.costs or Costs(math.nan, math.nan)
+        tally, self.tally = self.tally, QueueTally(now)
+        costs = self.fit.costs or CallCosts(math.nan, math.nan)
         return {
             "calls": float(tally.calls),
             "items": float(tally.items),

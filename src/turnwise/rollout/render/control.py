@@ -53,7 +53,7 @@ class Written:
         return Written(self.text[:size], self.guarded[:size])
 
 
-class Control:
+class ControlTokens:
     """The control tokens of a tokenizer: those that are special, and those that are written like a tag.
 
     An added token that is a word or white space is text like any other. With `trusted`, so is nothing: texts then may
@@ -160,7 +160,7 @@ class Control:
 class Guard:
     """The stand-ins of one conversation."""
 
-    def __init__(self, control: Control, stand_ins: dict[str, str]) -> None:
+    def __init__(self, control: ControlTokens, stand_ins: dict[str, str]) -> None:
         self.control = control
         self.there = str.maketrans(stand_ins)
         self.back = str.maketrans({put: letter for letter, put in stand_ins.items()})

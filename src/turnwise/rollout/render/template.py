@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from turnwise.rollout.render.control import Control, Written, texts_of
+from turnwise.rollout.render.control import ControlTokens, Written, texts_of
 from turnwise.rollout.render.harmony import TAGS, read_harmony, without_control
 from turnwise.rollout.render.skeleton import looked_for, tested_strings
 from turnwise.rollout.render.toolcalls import (
@@ -74,7 +74,7 @@ class Template:
             )
         self.source = "\n".join(source.values()) if isinstance(source, dict) else str(source)
         self.tokenizer = tokenizer
-        self.control = Control(tokenizer, {*looked_for(self.source), OPEN, CLOSE}, trusted=trust_text)
+        self.control = ControlTokens(tokenizer, {*looked_for(self.source), OPEN, CLOSE}, trusted=trust_text)
         self.spared: frozenset[str] = frozenset()
         """Control tokens that the assistant's own words may have: those of thinking and calls, none that begin or end a
         message."""

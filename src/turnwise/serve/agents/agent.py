@@ -1,4 +1,4 @@
-"""Agents that a recipe names: a function, or a command. Either gets an address and a task, and gives an answer."""
+"""Agents that a recipe names: a function or a command. Either gets an address and a task, and returns an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turnwise.types import Message, Task
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 GIVEN = ("task", "messages", "base_url", "api_key", "model", "act")
-"""What a function may take, by name."""
+"""Parameters that an agent function may have."""
 TAIL = 1 << 16
 """Bytes of a command's output that are kept."""
 Act = Callable[[str], Awaitable[str]]
@@ -39,11 +39,11 @@ class AgentFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What an agent gets for one attempt."""
+    """What an agent gets for one attempt: the task, the address of the model, and a way to act."""
 
     task: Task
     messages: Messages
-    """The environment's own first messages: the question, as it puts it."""
+    """The first messages of the environment, which put the question."""
     address: Address
     act: Act
     """Steps the environment and returns what it answers."""
@@ -55,17 +55,17 @@ Agent = Callable[[AgentContext], Awaitable[str]]
 
 
 def find_agent(name: str, variables: Sequence[str] = ()) -> Agent:
-    """The agent that `env.agent` means; a mistake is a one-line ValueError. A command gets these variables too."""
+    """The agent that `env.agent` names; ValueError if there is none. A command also gets these variables."""
     return function_agent(name) if is_function(name) else command_agent(name, variables)
 
 
 def is_function(name: str) -> bool:
-    """Whether an agent runs in this process."""
+    """Whether the name is that of a function, which runs in this process."""
     return FUNCTION.fullmatch(name) is not None
 
 
 def text_of(answer: Any) -> str:
-    """What an agent returned, as the environment is told."""
+    """What an agent returned, as text for the environment."""
     if answer is None or isinstance(answer, str):
         return answer or ""
     try:
@@ -97,12 +97,12 @@ def function_agent(name: str) -> Agent:
 
 
 def calling(function: Callable[..., Any], name: str) -> Agent:
-    """The agent that a function is."""
+    """The agent that calls a function."""
     return partial(run_function, function, names_of(function, name))
 
 
 def names_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Which of the things that it may have a function takes."""
+    """Which of the possible parameters a function has."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return GIVEN
@@ -115,9 +115,9 @@ def names_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 
 
 async def run_function(function: Callable[..., Any], names: tuple[str, ...], context: AgentContext) -> str:
-    """Call a coroutine function in the loop of agents, a plain one in a thread."""
+    """Call a coroutine function in the agents' event loop, a plain one in a thread."""
     is_async = inspect.iscoroutinefunction(function)
-    given = {
+    available = {
         "task": context.task,
         "messages": entries_of(context.messages),
         "base_url": context.address.base_url,
@@ -125,7 +125,7 @@ async def run_function(function: Callable[..., Any], names: tuple[str, ...], con
         "model": context.address.model,
         "act": partial(act_and_await if is_async else act_and_block, context),
     }
-    arguments = {name: given[name] for name in names}
+    arguments = {name: available[name] for name in names}
     if not is_async:
         return text_of(await in_thread(partial(function, **arguments)))
     work = asyncio.run_coroutine_threadsafe(function(**arguments), agent_loop())
@@ -163,7 +163,7 @@ def command_agent(name: str, variables: Sequence[str] = ()) -> Agent:
 
 
 def surroundings(address: Address, variables: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of a command: few of ours, and those by which clients find the endpoint."""
+    """The environment variables of a command: a few of ours, and those that point clients to the endpoint."""
     return {
         **passed_on(variables),
         "OPENAI_BASE_URL": address.base_url,
@@ -176,10 +176,15 @@ def surroundings(address: Address, variables: Sequence[str] = ()) -> dict[str, s
 
 
 async def run_command(words: list[str], variables: Sequence[str], context: AgentContext) -> str:
-    """The last line that a command prints. It reads its task as a line of JSON, and when the attempt ends, so does it,
-    with all that it started."""
+    """The last line that a command prints. The command reads its task as a line of JSON. It ends with the attempt, and
+    so do the processes it started."""
     task = context.task
-    told = {"id": task.id, "dataset": task.dataset, "data": dict(task.data), "messages": entries_of(context.messages)}
+    request = {
+        "id": task.id,
+        "dataset": task.dataset,
+        "data": dict(task.data),
+        "messages": entries_of(context.messages),
+    }
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *words,
@@ -195,11 +200,11 @@ async def run_command(words: list[str], variables: Sequence[str], context: Agent
     try:
         reading = asyncio.gather(tail_of(process.stdout), tail_of(process.stderr))
         with contextlib.suppress(ConnectionError):  # a command need not read its task
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             await process.stdin.drain()
         process.stdin.close()
         status = await process.wait()
-        kill(process)  # what it left behind would hold its output open
+        kill(process)  # processes that it left behind would keep its output open
         printed, complained = await reading
     finally:
         kill(process)
@@ -210,7 +215,7 @@ async def run_command(words: list[str], variables: Sequence[str], context: Agent
 
 
 async def tail_of(stream: asyncio.StreamReader) -> bytes:
-    """The end of what a stream says, however much it says."""
+    """The last bytes of a stream, however long it is."""
     kept = b""
     while part := await stream.read(TAIL):
         kept = (kept + part)[-TAIL:]
@@ -223,7 +228,7 @@ def last_line(output: bytes) -> str:
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """End a command and all of its group."""
+    """Kill a command and its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Attempts that an agent of the user's own drives, through the endpoint, in place of the agent loop's own turns."""
+"""Attempts that an agent of the user drives through the endpoint, instead of the agent loop."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from turnwise.serve.session import Session
 from turnwise.types import Status
 
 MODEL = "policy"
-"""What the model is called."""
+"""The name of the model."""
 SILENT = "the agent made no model call; does it use the base_url, api_key and model that it is given?"
 
 
 @dataclass(eq=False, slots=True)
 class Driver:
-    """A way to play: the environment gives the task and judges, the agent decides what the model is asked.
+    """A Play in which the environment gives the task and scores it, and the agent decides what to ask the model.
 
-    An attempt has finished when the environment says so to an `act`, or when the agent returns: the environment is then
-    told its answer, as a last action. An agent that raises has failed, unless a limit of the attempt made it.
+    An attempt is finished when the environment says so in reply to an `act`, or when the agent returns: its answer is
+    then the last action. An agent that raises has failed, unless a limit of the attempt made it raise.
     """
 
     agent: Agent
     endpoint: Endpoint
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
-    """For agents that run at once."""
+    """Limits how many agents run at once."""
 
     async def __call__(self, scene: Scene, running: RunningAttempt) -> Status:
         deadline = running.deadline
@@ -72,7 +72,7 @@ class Driver:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        if not session.made and session.refused is None:
+        if not session.recorded and session.refused is None:
             raise EnvironmentFailure(SILENT)
         if acting.finished:
             return Status.finished
@@ -93,11 +93,12 @@ class ActingAgent:
     taking_turns: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def act(self, text: str) -> str:
-        """What the environment answers to an action. Its failure is the attempt's, whatever the agent makes of it."""
+        """What the environment answers to an action. If it fails, so does the attempt, even if the agent catches the
+        error."""
         if not isinstance(text, str):
             raise TypeError(f"act takes a text, got {type(text).__name__}")
         async with self.taking_turns:
-            if self.session.over:  # an agent in a thread outlives its attempt, whose environment is closed by then
+            if self.session.over:  # an agent in a thread may outlive its attempt and the environment
                 raise RuntimeError("the attempt is over")
             try:
                 async with asyncio.timeout(self.limits.turn_seconds):

@@ -1,8 +1,8 @@
-"""Where agents that are coroutine functions run: one event loop of the process, in a thread of its own.
+"""The event loop of agents that are coroutine functions, in a separate thread.
 
-One that blocks holds up the others, but neither the server that it may be waiting for nor the run. It is one loop for
-all that a process does, and it never ends: what an agent keeps between attempts, such as a client with its connections,
-is bound to the loop it was made in.
+An agent that blocks the loop delays other agents, but neither the server that it may wait for nor the run. There is one
+loop per process, and it never ends: what an agent keeps between attempts, such as a client with its connections, is
+bound to the loop it was made in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 @cache
 def agent_loop() -> asyncio.AbstractEventLoop:
-    """The loop, which runs from the first time that it is asked for."""
+    """The loop, which starts with the first call of this function."""
     loop = asyncio.new_event_loop()
 
     def work() -> None:

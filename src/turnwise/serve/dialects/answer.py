@@ -14,11 +14,11 @@ PIECES = re.compile(r"\s*\S+|\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServedAnswer:
     """An action on its way to a client.
 
     Example:
-        Answer("ab12", 1760000000, "policy", said=Message("assistant", "get amber"), text="get amber", ...)
+        ServedAnswer("ab12", 1760000000, "policy", said=Message("assistant", "get amber"), text="get amber", ...)
     """
 
     id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,6 +218,19 @@ def tool_of(name: Any, description: Any, parameters: Any, where: str) -> ToolSpe
         return ToolSpec(checked_text(name, where), checked_text(description or "", where), given)
     except ValueError as error:
         raise unfit(f"{where}: {error}", "invalid_value") from None
+
+
+def function_tools(given: list[Any], definition_of: Callable[[Fields], Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
+    """The tools of a request in OpenAI's form; the dialects differ in where an entry has its definition."""
+    tools = []
+    for number, entry in enumerate(given):
+        where = f"tools.{number}"
+        fields = Fields(entry, where)
+        if fields.text("type") != "function":
+            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
+        tool = definition_of(fields)
+        tools.append(tool_of(tool.get("name"), tool.get("description"), tool.get("parameters"), where))
+    return tuple(tools)
 
 
 def in_order(results: Sequence[tuple[str, Message]], ids: Sequence[str], where: str) -> list[Message]:

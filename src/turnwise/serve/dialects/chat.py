@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.engines.base import shown
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     ROLES,
     Ask,
@@ -13,12 +13,12 @@ from turnwise.serve.dialects.ask import (
     Messages,
     Refusal,
     call_of,
+    function_tools,
     in_order,
     text_of,
-    tool_of,
     unfit,
 )
-from turnwise.types import Message, StopReason, ToolSpec
+from turnwise.types import Message, StopReason
 
 HARMLESS = (
     "metadata",
@@ -37,7 +37,8 @@ def read(body: Any) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
     messages = messages_of(fields.items("messages"))
-    tools, choice = tools_of(fields.items("tools")), fields.left.pop("tool_choice", None)
+    tools = function_tools(fields.items("tools"), lambda entry: entry.table("function"))
+    choice = fields.left.pop("tool_choice", None)
     limits = [fields.whole(name, 1) for name in ("max_completion_tokens", "max_tokens")]
     asked = asked_of(fields) | asked_of_calls(fields, choice)
     refuse_format(fields.table("response_format"))
@@ -130,28 +131,16 @@ def call_of_entry(entry: Any, where: str, ids: list[str]) -> Any:
     return call_of(function.required("name"), function.text("arguments"), where)
 
 
-def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
-    tools = []
-    for place, entry in enumerate(given):
-        where = f"tools.{place}"
-        fields = Fields(entry, where)
-        if fields.text("type") != "function":
-            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
-        function = fields.table("function")
-        tools.append(tool_of(function.get("name"), function.get("description"), function.get("parameters"), where))
-    return tuple(tools)
-
-
 # ---------------------------------------------------------------- answers
 
 
-def finish_of(answer: Answer) -> str:
+def finish_of(answer: ServedAnswer) -> str:
     if answer.said.calls:
         return "tool_calls"
     return "length" if answer.stop in (StopReason.length, StopReason.abort) else "stop"
 
 
-def usage_of(answer: Answer) -> dict[str, int]:
+def usage_of(answer: ServedAnswer) -> dict[str, int]:
     made = answer.num_tokens
     return {
         "prompt_tokens": answer.prompt_tokens,
@@ -160,7 +149,7 @@ def usage_of(answer: Answer) -> dict[str, int]:
     }
 
 
-def logprobs_of(answer: Answer) -> dict[str, Any]:
+def logprobs_of(answer: ServedAnswer) -> dict[str, Any]:
     """The logprob of every sampled token, an end token's too."""
     content = [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
@@ -169,14 +158,14 @@ def logprobs_of(answer: Answer) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def calls_of(answer: Answer) -> list[dict[str, Any]]:
+def calls_of(answer: ServedAnswer) -> list[dict[str, Any]]:
     return [
         {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
         for name, function, arguments in answer.calls
     ]
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.said.thinking:
         message["reasoning_content"] = answer.said.thinking
@@ -192,11 +181,11 @@ def write(ask: Ask, answer: Answer) -> dict[str, Any]:
     return {**head(answer, "chat.completion"), "choices": [choice], "usage": usage_of(answer), "turnwise": answer.note}
 
 
-def head(answer: Answer, kind: str) -> dict[str, Any]:
+def head(answer: ServedAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     start = head(answer, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> str:

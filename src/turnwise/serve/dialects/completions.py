@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import Ask, Fields, checked_text, unfit
 from turnwise.serve.dialects.chat import HARMLESS, asked_of, error, error_event, finish_of, usage_of
 
@@ -55,13 +55,13 @@ def prompt_of(fields: Fields) -> str | tuple[int, ...]:
     raise unfit("prompt must be one string or one array of tokens, and not empty", "invalid_type")
 
 
-def logprobs_of(answer: Answer) -> dict[str, Any]:
+def logprobs_of(answer: ServedAnswer) -> dict[str, Any]:
     starts = [0, *accumulate(map(len, answer.pieces))][:-1]
     logprobs = list(answer.logprobs)
     return {"tokens": list(answer.pieces), "token_logprobs": logprobs, "top_logprobs": None, "text_offset": starts}
 
 
-def head(answer: Answer) -> dict[str, Any]:
+def head(answer: ServedAnswer) -> dict[str, Any]:
     return {
         "id": f"cmpl-{answer.id}",
         "object": "text_completion",
@@ -74,12 +74,12 @@ def choice_of(text: str, finish: str | None, logprobs: Any = None) -> list[dict[
     return [{"index": 0, "text": text, "finish_reason": finish, "logprobs": logprobs}]
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     choices = choice_of(answer.content, finish_of(answer), logprobs_of(answer) if ask.logprobs else None)
     return {**head(answer), "choices": choices, "usage": usage_of(answer), "turnwise": answer.note}
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     for piece in in_pieces(answer.content):
         yield event({**head(answer), "choices": choice_of(piece, None)}), False
     last = choice_of("", finish_of(answer), logprobs_of(answer) if ask.logprobs else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.engines.base import shown
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     Ask,
     Fields,
@@ -137,14 +137,14 @@ def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
 # ---------------------------------------------------------------- answers
 
 
-def stop_of(answer: Answer) -> str:
+def stop_of(answer: ServedAnswer) -> str:
     if answer.said.calls:
         return "tool_use"
     reasons = {StopReason.end_token: "end_turn", StopReason.stop_string: "stop_sequence"}
     return reasons.get(answer.stop, "max_tokens")
 
 
-def blocks(answer: Answer) -> list[dict[str, Any]]:
+def blocks(answer: ServedAnswer) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     if answer.said.thinking:
         made.append({"type": "thinking", "thinking": answer.said.thinking, "signature": ""})
@@ -155,20 +155,20 @@ def blocks(answer: Answer) -> list[dict[str, Any]]:
     return made
 
 
-def head(answer: Answer) -> dict[str, Any]:
+def head(answer: ServedAnswer) -> dict[str, Any]:
     return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
 
 
-def end_of(answer: Answer) -> dict[str, Any]:
+def end_of(answer: ServedAnswer) -> dict[str, Any]:
     return {"stop_reason": stop_of(answer), "stop_sequence": answer.stopped_by or None}
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.num_tokens}
     return {**head(answer), "content": blocks(answer), **end_of(answer), "usage": usage, "turnwise": answer.note}
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     def tell(kind: str, **data: Any) -> str:
         return event({"type": kind, **data}, kind)
 
@@ -190,7 +190,7 @@ def emptied(block: dict[str, Any]) -> dict[str, Any]:
     return {**block, field: {} if field == "input" else ""}
 
 
-def deltas(block: dict[str, Any], answer: Answer) -> list[dict[str, Any]]:
+def deltas(block: dict[str, Any], answer: ServedAnswer) -> list[dict[str, Any]]:
     if block["type"] == "tool_use":
         [arguments] = [text for name, _, text in answer.calls if name == block["id"]]
         return [{"type": "input_json_delta", "partial_json": arguments}]

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.engines.base import shown
 from turnwise.serve.dialects import chat
-from turnwise.serve.dialects.answer import Answer, Events, event, in_pieces
+from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     ROLES,
     Ask,
@@ -16,13 +16,13 @@ from turnwise.serve.dialects.ask import (
     Messages,
     Refusal,
     call_of,
+    function_tools,
     in_order,
     text_of,
-    tool_of,
     unfit,
 )
 from turnwise.serve.dialects.chat import error
-from turnwise.types import Message, StopReason, ToolCall, ToolSpec
+from turnwise.types import Message, StopReason, ToolCall
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
@@ -40,7 +40,7 @@ def read(body: Any) -> Ask:
     if not messages:
         raise unfit("input is missing or empty", "missing_required_parameter")
     choice = fields.left.pop("tool_choice", None)
-    tools = tools_of(fields.items("tools"))
+    tools = function_tools(fields.items("tools"), lambda entry: entry.left)
     asked = chat.asked_of(fields) | chat.asked_of_calls(fields, choice)
     if reasoning := fields.table("reasoning"):
         asked["reasoning"] = reasoning
@@ -130,22 +130,10 @@ class Conversation:
         self.results = []
 
 
-def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
-    tools = []
-    for place, entry in enumerate(given):
-        where = f"tools.{place}"
-        fields = Fields(entry, where)
-        if fields.text("type") != "function":
-            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
-        left = fields.left
-        tools.append(tool_of(left.get("name"), left.get("description"), left.get("parameters"), where))
-    return tuple(tools)
-
-
 # ---------------------------------------------------------------- answers
 
 
-def items_of(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
+def items_of(ask: Ask, answer: ServedAnswer) -> list[dict[str, Any]]:
     """Thinking, text and calls, each an item."""
     items: list[dict[str, Any]] = []
     if answer.said.thinking:
@@ -163,11 +151,11 @@ def items_of(ask: Ask, answer: Answer) -> list[dict[str, Any]]:
     return [{**item, "status": done} for item in items]
 
 
-def is_cut(answer: Answer) -> bool:
+def is_cut(answer: ServedAnswer) -> bool:
     return answer.stop in (StopReason.length, StopReason.abort)
 
 
-def frame(ask: Ask, answer: Answer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+def frame(ask: Ask, answer: ServedAnswer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
     """A response object."""
     made = answer.num_tokens
     usage = {
@@ -198,11 +186,11 @@ def frame(ask: Ask, answer: Answer, status: str, items: list[dict[str, Any]]) ->
     }
 
 
-def write(ask: Ask, answer: Answer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     return frame(ask, answer, "incomplete" if is_cut(answer) else "completed", items_of(ask, answer))
 
 
-def stream(ask: Ask, answer: Answer) -> Events:
+def stream(ask: Ask, answer: ServedAnswer) -> Events:
     numbers = count()
 
     def tell(kind: str, **data: Any) -> str:

@@ -27,7 +27,7 @@ RETRIEVERS = ("bm25", "dense")
 MOST_QUERIES, MOST_PASSAGES, LONGEST_QUERY = 4096, 100, 2000
 
 
-class Asked(BaseModel):
+class SearchRequest(BaseModel):
     """The body of a request."""
 
     model_config = ConfigDict(extra="forbid")
@@ -58,7 +58,7 @@ def application(corpus: Corpus, index: Index) -> Any:
         return {"status": "ok", "passages": len(corpus)}
 
     @app.post("/retrieve")
-    def retrieve(asked: Asked) -> dict[str, Any]:
+    def retrieve(asked: SearchRequest) -> dict[str, Any]:
         found = index.search(asked.queries, asked.topk)
         if not asked.return_scores:
             return {"result": [[corpus[number] for number, _ in one] for one in found]}

@@ -38,11 +38,11 @@ class Passage:
     score: float
 
 
-class Service(Protocol):
+class SearchService(Protocol):
     """What environments ask."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """The best passages for each query. Raises ConnectionError where nobody answers."""
+        """The best passages for each query. Raises ConnectionError if the service does not answer."""
         ...
 
 
@@ -132,7 +132,7 @@ class Local:
         raise AssertionError
 
     def running(self) -> tuple[subprocess.Popen[str], str]:
-        """The process, started where it is not running, and its address."""
+        """The process, started if it is not running, and its address."""
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self.process, self.port = self.start()
@@ -179,6 +179,6 @@ class Local:
 
 
 @lru_cache(maxsize=32)
-def service_of(url: str, corpus: str, retriever: str) -> Service:
+def service_of(url: str, corpus: str, retriever: str) -> SearchService:
     """The service that environments with the same settings share."""
     return Remote(url) if url else Local(corpus, retriever)

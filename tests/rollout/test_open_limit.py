@@ -135,8 +135,9 @@ def test_entries_that_say_nothing_share_what_the_machine_has():
     own = {"name": f"{__name__}:Crowd", "dataset": "c", "max_open": 3}
     objects = {"name": f"{__name__}:Object", "dataset": "d"}
     datasets = environments_for(parse_recipe({"env": [*entries, own, objects]}, "here")).datasets
-    assert datasets["a"].places is datasets["b"].places
-    assert {name: each.places.limit for name, each in datasets.items()} == {"a": USUAL, "b": USUAL, "c": 3, "d": 256}
+    assert datasets["a"].open_limit is datasets["b"].open_limit
+    limits_of = {name: each.open_limit.limit for name, each in datasets.items()}
+    assert limits_of == {"a": USUAL, "b": USUAL, "c": 3, "d": 256}
 
 
 def test_play_opens_what_is_played_and_nothing_else(monkeypatch, capsys):
@@ -149,15 +150,15 @@ def test_play_opens_what_is_played_and_nothing_else(monkeypatch, capsys):
 # ---------------------------------------------------------------- a place
 
 
-def attempt_maker_of(make, places, attempts=1, **bounds):
-    from turnwise.rollout.places import Supply
+def attempt_maker_of(make, open_limit, attempts=1, **bounds):
+    from turnwise.rollout.open_limit import EnvironmentMaker
 
-    environments = {"hops": Supply(make, places)}
+    environments = {"hops": EnvironmentMaker(make, open_limit)}
     return AttemptMaker(environments, says(), renderer(), Sampling(99), limits(**bounds), 0, "train", attempts)
 
 
-def test_attempts_get_their_places_in_the_order_they_came():
-    from turnwise.rollout.places import Places
+def test_attempts_get_their_permits_in_the_order_they_came():
+    from turnwise.rollout.open_limit import OpenLimit
 
     order = []
 
@@ -167,7 +168,7 @@ def test_attempts_get_their_places_in_the_order_they_came():
             await asyncio.sleep(0)
             return Reply(user("go"))
 
-    attempt_maker = attempt_maker_of(lambda: Named(Reply(finished=True)), Places(3))
+    attempt_maker = attempt_maker_of(lambda: Named(Reply(finished=True)), OpenLimit(3))
     tasks = [Task(f"{number:02d}", "hops") for number in range(20)]
     run(all_of(attempt_maker.group(task, 0) for task in tasks))
     assert order == [task.id for task in tasks]
@@ -175,25 +176,25 @@ def test_attempts_get_their_places_in_the_order_they_came():
 
 def test_deadlines_begin_with_the_place():
     """Ten attempts of one second each, one after the other, each with a deadline of three."""
-    from turnwise.rollout.places import Places
+    from turnwise.rollout.open_limit import OpenLimit
 
     async def second():
         await asyncio.sleep(1.0)
         return Reply(finished=True, outcome=1.0)
 
-    attempt_maker = attempt_maker_of(lambda: Puppet(second), Places(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
+    attempt_maker = attempt_maker_of(lambda: Puppet(second), OpenLimit(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
     group = clock.run(attempt_maker.group(Task("t", "hops"), 0))
     assert [made.status for made in group.trajectories] == [Status.finished] * 10
 
 
-def test_whoever_gives_up_waiting_takes_no_place_along():
-    from turnwise.rollout.places import Places
+def test_whoever_gives_up_waiting_takes_no_permit_along():
+    from turnwise.rollout.open_limit import OpenLimit
 
-    async def scene(places, through):
+    async def scene(open_limit, through):
         door = asyncio.Event()
 
         async def enter():
-            async with through.one():
+            async with through.permit():
                 await door.wait()
 
         inside = asyncio.create_task(enter())
@@ -206,28 +207,28 @@ def test_whoever_gives_up_waiting_takes_no_place_along():
         door.set()
         await asyncio.wait_for(waiting[2], 5)
         await asyncio.gather(inside, *waiting, return_exceptions=True)
-        assert not places.free.locked()
+        assert not open_limit.free.locked()
 
     for limit in (1, 2):
-        places = Places(limit)
-        run(scene(places, places))
-        run(scene(places, places.half()))
+        open_limit = OpenLimit(limit)
+        run(scene(open_limit, open_limit))
+        run(scene(open_limit, open_limit.half()))
 
 
-def test_validation_beside_training_leaves_half_of_the_places(tmp_path):
+def test_validation_beside_training_leaves_half_of_the_permits(tmp_path):
     recipe = recipe_of(max_open=4)
     beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
     alone, environments = environments_for(recipe), environments_for(beside)
     training, validation = environments.training()["crowd"], environments.validation()["crowd"]
-    assert alone.validation()["crowd"].places is alone.datasets["crowd"].places
-    assert training.places is environments.datasets["crowd"].places
+    assert alone.validation()["crowd"].open_limit is alone.datasets["crowd"].open_limit
+    assert training.open_limit is environments.datasets["crowd"].open_limit
 
     async def scene():
         door = asyncio.Event()
         inside = []
 
-        async def enter(supply, name):
-            async with supply.places.one():
+        async def enter(maker, name):
+            async with maker.open_limit.permit():
                 inside.append(name)
                 await door.wait()
 
@@ -244,7 +245,7 @@ def test_validation_beside_training_leaves_half_of_the_places(tmp_path):
 
 
 def test_a_place_is_free_again_whatever_becomes_of_the_attempt():
-    from turnwise.rollout.places import Places, Supply
+    from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit
 
     def broken():
         raise RuntimeError("no such game")
@@ -252,14 +253,14 @@ def test_a_place_is_free_again_whatever_becomes_of_the_attempt():
     async def never():
         await asyncio.sleep(3600)
 
-    supply = Supply(broken, Places(1))
-    failing = [supply, lambda: Puppet(never), lambda: Puppet(opening=ValueError("x")), lambda: Puppet(closing=never)]
+    maker = EnvironmentMaker(broken, OpenLimit(1))
+    failing = [maker, lambda: Puppet(never), lambda: Puppet(opening=ValueError("x")), lambda: Puppet(closing=never)]
 
     async def scene():
         for make in failing * 2:
-            own = make if make is supply else Supply(make, supply.places)
+            own = make if make is maker else EnvironmentMaker(make, maker.open_limit)
             await attempted(own, turn_seconds=0.5, attempt_seconds=1.0)
-            assert not supply.places.free.locked()
+            assert not maker.open_limit.free.locked()
 
     clock.run(scene())
 
@@ -292,9 +293,9 @@ class Together(Crowd):
 @pytest.mark.parametrize("settings", [Batching(policy="lockstep"), Batching(max_wait=30.0), Batching()])
 def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit):
     """In virtual time, in which a deadlock is an error."""
-    from turnwise.rollout.places import Places
+    from turnwise.rollout.open_limit import OpenLimit
 
-    batches = Batches(Together, rule=rule_of(settings), slots=2, call_seconds=60.0, places=Places(limit))
+    batches = Batches(Together, rule=rule_of(settings), slots=2, call_seconds=60.0, open_limit=OpenLimit(limit))
     make = batches.wrap(Together, lane_of(settings, validation=False))
     bounds = limits(turn_seconds=100.0, attempt_seconds=1000.0)
     attempt_maker = AttemptMaker({"hops": make}, says(), renderer(), Sampling(99), bounds, 0, "train", attempts=3)

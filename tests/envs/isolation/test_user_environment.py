@@ -6,7 +6,7 @@ from support.acting import attempted, says
 from support.acting import run as run_it
 from support.wild import Wild
 from turnwise.assemble.environments import environment_makers, tasks_of
-from turnwise.envs.isolation.own import isolated_class
+from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.recipe.arguments import check_arguments
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.group import all_of

@@ -1,6 +1,6 @@
-"""Environments of a user's own in processes of their own: `env.isolated = true` in a recipe.
+"""Environments of the user in separate processes: `env.isolated = true` in a recipe.
 
-What such code does to its process (os._exit, a signal, an endless loop, all of the memory) it then does to one attempt.
+Whatever such code does to its process (os._exit, a signal, an endless loop, all of the memory) then costs one attempt.
 """
 
 from __future__ import annotations
@@ -14,39 +14,48 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+from turnwise.envs.capabilities import (
+    brings_agent,
+    can_demonstrate,
+    check_settings,
+    closes_many,
+    reads_calls,
+    steps_many,
+    task_fields_of,
+)
 from turnwise.envs.isolation.isolated import Isolated, check
 from turnwise.envs.isolation.zygote import class_of
 from turnwise.types import Message, Task
 
-TARGET = "turnwise.envs.isolation.own:Own"
+TARGET = "turnwise.envs.isolation.user_environment:UserEnvironment"
 
 
 @cache
 def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
-    """The class `found`, which a recipe names so, with each of its attempts in a process that may have so many MiB, and
-    gets these variables beside the usual ones."""
-    if issubclass(found, Isolated) or getattr(found, "agent_for", None) is not None:
+    """A class like `found` that runs each attempt in a process with that many MiB of memory and these environment
+    variables besides the usual ones. `name` is its name in the recipe."""
+    if issubclass(found, Isolated) or brings_agent(found):
         raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
-    if any(hasattr(found, method) for method in ("step_many", "close_many")):
+    if steps_many(found) or closes_many(found):
         raise ValueError(f"env.isolated keeps calls of {name} from being put together by its step_many; remove one")
 
     def __init__(self: Isolated, **settings: Any) -> None:
         Isolated.__init__(self, settings=settings, memory=memory)
 
-    def check_settings(**settings: Any) -> None:
+    def check_in_process(**settings: Any) -> None:
         check(TARGET, name, json.dumps({"settings": settings, "memory": memory}), variables)
 
     members = {
         "__init__": __init__,
         "__signature__": inspect.signature(found),
         "tasks": staticmethod(found.tasks),
-        "task_fields": getattr(found, "task_fields", {}),
-        "reads_calls": getattr(found, "reads_calls", False),
-        "check_settings": staticmethod(check_settings),
-        "kind": type(found.__name__, (Own,), {"name": name, "variables": variables}),
+        "task_fields": task_fields_of(found),
+        "reads_calls": reads_calls(found),
+        "check_settings": staticmethod(check_in_process),
+        "kind": type(found.__name__, (UserEnvironment,), {"name": name, "variables": variables}),
         "target": TARGET,
     }
-    if hasattr(found, "demonstrate"):
+    if can_demonstrate(found):
         members["demonstrate"] = Isolated.ask_expert
     return type(found.__name__, (Isolated,), members)
 
@@ -54,8 +63,8 @@ def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...
 # ---------------------------------------------------------------- in the process of an attempt
 
 
-class Own:
-    """A user's environment, whose coroutines run in an event loop while it is asked something."""
+class UserEnvironment:
+    """A user's environment in the process of an attempt. An event loop runs its coroutines, one call at a time."""
 
     name: ClassVar[str] = ""
     """Module and class."""
@@ -72,8 +81,7 @@ class Own:
         self.environment = class_of(self.name)(**settings)
 
     def check(self) -> None:
-        if callable(found := getattr(self.environment, "check_settings", None)):
-            found(**self.settings)
+        check_settings(self.environment, self.settings)
 
     def open(self, task: Task) -> Any:
         return self.finished(self.environment.open(task))
@@ -93,7 +101,7 @@ class Own:
 
 
 def limit_memory(mebibytes: int) -> None:
-    """Have this process allocate at most so much more than it has: then a MemoryError, and not the machine's."""
+    """Let this process allocate at most that much more memory: it gets a MemoryError before the machine runs out."""
     status = Path("/proc/self/status")
     if not mebibytes or not status.exists():
         return

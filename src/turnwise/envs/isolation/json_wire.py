@@ -1,4 +1,4 @@
-"""What goes between a run and the process of an environment: JSON in frames, and no code."""
+"""The wire between a run and the process of an environment: JSON in frames, and no code."""
 
 from __future__ import annotations
 
@@ -9,44 +9,31 @@ from typing import Any
 
 from turnwise.envs.base import Reply
 from turnwise.envs.raised import unpacked
+from turnwise.frames import HEAD, framed, length_of, receive_exactly, receive_exactly_async
 from turnwise.types import Message, Task, ToolCall, ToolSpec
 
-HEAD = 8
-"""Bytes that say how long a frame is."""
 LONGEST = 1 << 28
-"""Bytes of a frame that are believed."""
+"""Bytes of a frame that are accepted."""
 
 
-def framed(value: Any) -> bytes:
-    body = json.dumps(value).encode()
-    return len(body).to_bytes(HEAD, "little") + body
-
-
-def length_of(head: bytes) -> int:
-    """Bytes that follow a head."""
-    size = int.from_bytes(head, "little")
-    if size > LONGEST:
-        raise ValueError(f"a frame of {size} bytes is longer than any that is sent")
-    return size
+def packed(value: Any) -> bytes:
+    """The frame of a value."""
+    return framed(json.dumps(value).encode())
 
 
 def send(line: socket.socket, value: Any) -> None:
-    line.sendall(framed(value))
+    line.sendall(packed(value))
 
 
 def receive(line: socket.socket) -> Any:
-    """What the other side has sent next; EOFError where it has gone."""
-    return json.loads(exactly(line, length_of(exactly(line, HEAD))))
+    """The next value that the other side has sent; EOFError if it has gone."""
+    return json.loads(receive_exactly(line, length_of(receive_exactly(line, HEAD), LONGEST)))
 
 
-def exactly(line: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = line.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+async def receive_async(line: socket.socket) -> Any:
+    """The same for a non-blocking socket, in the running event loop."""
+    head = await receive_exactly_async(line, HEAD)
+    return json.loads(await receive_exactly_async(line, length_of(head, LONGEST)))
 
 
 # ---------------------------------------------------------------- values as JSON
@@ -56,8 +43,8 @@ def packed_task(task: Task) -> dict[str, Any]:
     return {"id": task.id, "dataset": task.dataset, "data": dict(task.data)}
 
 
-def task_of(packed: Mapping[str, Any]) -> Task:
-    return Task(**packed)
+def task_of(fields: Mapping[str, Any]) -> Task:
+    return Task(**fields)
 
 
 def packed_message(message: Message) -> dict[str, Any]:
@@ -65,9 +52,9 @@ def packed_message(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, "thinking": message.thinking, "calls": calls}
 
 
-def message_of(packed: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(name, arguments) for name, arguments in packed["calls"])
-    return Message(packed["role"], packed["content"], packed["thinking"], calls)
+def message_of(fields: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(name, arguments) for name, arguments in fields["calls"])
+    return Message(fields["role"], fields["content"], fields["thinking"], calls)
 
 
 def packed_reply(reply: Reply | None) -> dict[str, Any] | None:
@@ -88,18 +75,18 @@ def packed_reply(reply: Reply | None) -> dict[str, Any] | None:
     }
 
 
-def reply_of(packed: Mapping[str, Any] | None) -> Reply | None:
-    if packed is None:
+def reply_of(fields: Mapping[str, Any] | None) -> Reply | None:
+    if fields is None:
         return None
-    history, tools = packed["history"], packed["tools"]
+    history, tools = fields["history"], fields["tools"]
     return Reply(
-        tuple(map(message_of, packed["messages"])),
-        reward=packed["reward"],
-        outcome=packed["outcome"],
-        finished=packed["finished"],
-        marks=packed["marks"],
+        tuple(map(message_of, fields["messages"])),
+        reward=fields["reward"],
+        outcome=fields["outcome"],
+        finished=fields["finished"],
+        marks=fields["marks"],
         history=None if history is None else tuple(map(message_of, history)),
-        stop=tuple(packed["stop"]),
+        stop=tuple(fields["stop"]),
         tools=None if tools is None else tuple(ToolSpec(*tool) for tool in tools),
-        raised=tuple(map(unpacked, packed["raised"])),
+        raised=tuple(map(unpacked, fields["raised"])),
     )
