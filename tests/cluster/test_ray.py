@@ -63,7 +63,7 @@ def trained(recipe, model, tokenizer, look):
                 first.extend(records)
                 seen.append(look(parts.learner))
             if progress.step == 2 and parts.site is not None:
-                ray.kill(parts.engine.places[0].replica.actor)
+                ray.kill(parts.engine.slots[0].replica.actor)
 
         try:
             if parts.site is not None:
@@ -80,7 +80,8 @@ def trained(recipe, model, tokenizer, look):
             )
             where = nodes(parts)
             if parts.site is not None:
-                await until(lambda: parts.engine.places[0].starts == 2 and parts.engine.places[0].ready.is_set(), 300.0)
+                slot = parts.engine.slots[0]
+                await until(lambda: slot.num_starts == 2 and slot.ready.is_set(), 300.0)
         finally:
             await parts.engine.close()
             parts.close()
