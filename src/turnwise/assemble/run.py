@@ -65,8 +65,9 @@ from turnwise.train.loop import Settings, Stages
 from turnwise.train.weight_check import Check
 from turnwise.types import Group
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import outline_of
-from turnwise.weights.vllm_transfer import FileTransfer, NativeTransfer
+from turnwise.weights.skeleton import skeleton_of
+from turnwise.weights.vllm_file import FileTransfer
+from turnwise.weights.vllm_native import NativeTransfer
 
 
 def limits(recipe: Recipe) -> Limits:
@@ -271,11 +272,11 @@ def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int
     publisher = Publisher()
     publisher.publish(model.state_dict(), version)
     make = partial(engine_of_process, recipe, renderer.tokenizer)
-    outline = outline_of(model)
+    skeleton = skeleton_of(model)
     context = recipe.engine.context or recipe.rollout.max_trajectory_tokens
 
     def start(number: int) -> ProcessEngine:
-        return ProcessEngine(make, outline, publisher, context=context, name=f"engine process {number}")
+        return ProcessEngine(make, skeleton, publisher, context=context, name=f"engine process {number}")
 
     return Router(start, recipe.engine.processes, publisher)
 
@@ -330,7 +331,7 @@ def vllm_engine(recipe: Recipe, model: Any, renderer: Renderer, version: int) ->
         tensors=weights,
         version=version,
         keep_cache=engine.keep_cache,
-        first=weights if own.server else None,
+        first_weights=weights if own.server else None,
     )
 
 
