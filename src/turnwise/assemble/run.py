@@ -62,7 +62,7 @@ from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.serve.endpoint import Endpoint, check_installed
 from turnwise.train.loop import Settings, Stages
-from turnwise.train.weight_check import Check
+from turnwise.train.weight_check import WeightCheck
 from turnwise.types import Group
 from turnwise.weights.publisher import Publisher
 from turnwise.weights.skeleton import skeleton_of
@@ -164,7 +164,7 @@ class Parts:
     tasks: TaskOrder
     settings: Settings
     stages: Stages
-    check: Check | None
+    check: WeightCheck | None
     """Of the engine's weights; None where there is nothing that samples."""
     site: Site | None
     """Where learner and engines are, if on a Ray cluster."""
@@ -429,7 +429,7 @@ def build(
     lay_out = layout_of(recipe, model)
     run = workers("learner") if recipe.max_lag or overlap else inline
     plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
-    check_weights = Check(
+    check_weights = WeightCheck(
         engine,
         learner,
         plan,

@@ -26,7 +26,7 @@ from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.stream import GroupStream, Order, Practise, Slots, Used
 from turnwise.schedule.take import RunStopped, Taken, take
 from turnwise.schedule.tasks import TaskOrder
-from turnwise.train.weight_check import NOTHING, Found
+from turnwise.train.weight_check import NOT_CHECKED, CheckResult
 from turnwise.types import Group, Turn, turns_of
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ class Progress:
     lag_max: int = 0
 
 
-async def unchecked(version: int) -> Found:
-    return NOTHING
+async def unchecked(version: int) -> CheckResult:
+    return NOT_CHECKED
 
 
 Correct = Callable[[Sequence[Group], Credit, PerTurn], tuple[Credit, dict[str, float]]]
@@ -104,7 +104,7 @@ class Stages:
     objective: Objective
     run: Callable[..., Awaitable[Any]]
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
-    arrived: Callable[[int], Awaitable[Found]] = unchecked
+    arrived: Callable[[int], Awaitable[CheckResult]] = unchecked
     """Whether the engine computes what the learner does, after the load of a version."""
 
 
@@ -173,8 +173,8 @@ async def train(
                     f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
                     f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
                 )
-            if found.wrong:
-                raise RunStopped(found.wrong)
+            if found.problem:
+                raise RunStopped(found.problem)
             slots.release(len(taken.kept))
             if stop.is_set():
                 return

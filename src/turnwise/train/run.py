@@ -375,10 +375,10 @@ async def open_engines(parts: Parts) -> None:
 
 async def check_weights(parts: Parts, version: int) -> None:
     """Stop before anything is trained where the engine does not compute what the learner does."""
-    if parts.check is not None and (found := await parts.check.begin(version)).wrong:
+    if parts.check is not None and (found := await parts.check.begin(version)).problem:
         await parts.engine.close()
         parts.close()
-        raise RunStopped(found.wrong)
+        raise RunStopped(found.problem)
 
 
 async def resume(
