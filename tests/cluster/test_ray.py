@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 import os
 
 import numpy as np
@@ -79,6 +80,7 @@ def trained(recipe, model, tokenizer, look):
                 asyncio.Event(),
             )
             where = nodes(parts)
+            assert 0 < parts.engine.seconds < math.inf
             if parts.site is not None:
                 slot = parts.engine.slots[0]
                 await until(lambda: slot.num_starts == 2 and slot.ready.is_set(), 300.0)
