@@ -16,7 +16,7 @@ from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.balance import Cost
-from turnwise.weights.object_store import opened
+from turnwise.weights.object_store import tensors_of_arrays
 
 COST = Cost(token=1.0, pair=0.01)
 OPEN = {}
@@ -69,7 +69,7 @@ class PoolRanks:
         return self.pool.run(call_rank, [self.number] * self.size, [method] * self.size, *arguments)
 
     def publish(self):
-        return opened(self.call("publish")[0])
+        return tensors_of_arrays(self.call("publish")[0])
 
     def close(self):
         self.pool.run(close_rank, [self.number] * self.size)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 import os
 from pathlib import Path
 
@@ -73,13 +74,14 @@ def trained(recipe, model, tokenizer, look):
                     first.extend(records)
                     seen.append(look(loop.learner))
                 if progress.step == 2 and recipe.cluster.on_ray:
-                    ray.kill(loop.engine.places[0].replica.actor)
+                    ray.kill(loop.engine.slots[0].replica.actor)
 
             await train(loop, Progress(), after, asyncio.Event())
             where = nodes(sites)
+            assert 0 < loop.engine.seconds < math.inf
             if recipe.cluster.on_ray:
-                place = loop.engine.places[0]
-                await until(lambda: place.starts == 2 and place.ready.is_set(), 300.0)
+                slot = loop.engine.slots[0]
+                await until(lambda: slot.num_starts == 2 and slot.ready.is_set(), 300.0)
         return where
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ import pytest
 from support.paths import TESTS
 from support.running import micro_toml
 from turnwise.weights import publisher
+from turnwise.weights.shared_memory import SHARED_MEMORY
 
 PATIENCE = 90.0
 
@@ -102,7 +103,7 @@ def test_ctrl_c_while_ranks_start_does_not_reach_them(tmp_path):
 def left_in_memory():
     """Published weights whose owner has ended."""
     found = set()
-    for lock in publisher.MEMORY.glob(f"{publisher.PREFIX}*/{publisher.LOCK}"):
+    for lock in SHARED_MEMORY.glob(f"{publisher.PREFIX}*/{publisher.LOCK}"):
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found.add(lock.parent.name)

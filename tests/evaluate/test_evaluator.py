@@ -163,3 +163,22 @@ def test_environments_that_hang_do_not_hang_an_evaluation(tmp_path, monkeypatch)
     evaluation = run(own.evaluate(0, TASKS, greedy=True), seconds=10)
     assert evaluation.metrics["eval/greedy/status/timed_out"] == 6
     assert evaluation.metrics["eval/greedy/success"] == 0.0
+
+
+def test_prefixes_that_an_evaluation_computed_are_forgotten(tmp_path):
+    """A run that resumes after it has not computed them: with them, training would go on differently."""
+    Door.opened.set()
+    own = evaluator(tmp_path)
+    events, generate = [], own.engine.generate
+
+    async def noted(*arguments, **named):
+        completion = await generate(*arguments, **named)
+        events.append("generate")
+        return completion
+
+    async def forget():
+        events.append("forget")
+
+    own.engine.generate, own.engine.forget = noted, forget
+    run(own.evaluate(7, TASKS, greedy=True, weights={}))
+    assert events == ["generate"] * len(TASKS) + ["forget"]

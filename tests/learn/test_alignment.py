@@ -16,7 +16,7 @@ from turnwise.learn.lora import add_adapters
 from turnwise.learn.policy import load_model
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import filled, outline_of
+from turnwise.weights.skeleton import model_of_skeleton, skeleton_of
 
 SIZES = [(hidden, layers) for hidden in (32, 64, 96, 128, 256) for layers in (1, 2, 3)]
 
@@ -65,7 +65,7 @@ def test_engine_processes_and_ranks_have_aligned_weights_too() -> None:
     model, _ = built(32, 2)
     publisher = Publisher()
     try:
-        assert misaligned(filled(outline_of(model), publisher.publish(model.state_dict(), 0))) == []
+        assert misaligned(model_of_skeleton(skeleton_of(model), publisher.publish(model.state_dict(), 0))) == []
     finally:
         publisher.close()
     assert misaligned(pickle.loads(pickle.dumps(model))) == []

@@ -14,7 +14,7 @@ from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.pack import pack
-from turnwise.train.weight_check import Check
+from turnwise.train.weight_check import WeightCheck
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -57,7 +57,7 @@ def lazy_engine(model, *stale, dtype="float32", **settings):
 
 def check_of(engine, learner, dtype="float32", **settings):
     given = {"temperature": 1.0, "vocabulary": VOCABULARY, "exact": dtype == "float32", **settings}
-    return Check(engine, learner, lambda turns: pack(turns, 4096), inline, **given)
+    return WeightCheck(engine, learner, lambda turns: pack(turns, 4096), inline, **given)
 
 
 def pair(*stale, dtype="float32", tied=True, **settings):

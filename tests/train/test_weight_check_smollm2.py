@@ -86,7 +86,7 @@ def begun(model, *stale, probes):
 def test_an_engine_that_loads_everything_passes(model):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = begun(model, probes=16)
-    assert found.wrong == ""
+    assert found.problem == ""
     assert found.metrics["sync/start/gap_disturbed"] < 2.5 * found.metrics["sync/start/gap"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -95,4 +95,4 @@ def test_an_engine_that_loads_everything_passes(model):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_that_is_left_behind_is_caught(model, name):
-    assert "loads leave a part of its weights as they were" in begun(model, name, probes=4).wrong
+    assert "loads leave a part of its weights as they were" in begun(model, name, probes=4).problem

@@ -28,8 +28,9 @@ from turnwise.recipe.schema import Recipe
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import outline_of
-from turnwise.weights.vllm_transfer import FileTransfer, NativeTransfer
+from turnwise.weights.skeleton import skeleton_of
+from turnwise.weights.vllm_file import FileTransfer
+from turnwise.weights.vllm_native import NativeTransfer
 
 
 def context_of(recipe: Recipe) -> int:
@@ -86,10 +87,10 @@ def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int
     publisher = Publisher()
     publisher.publish(model.state_dict(), version)
     make = partial(engine_of_process, recipe, renderer.tokenizer)
-    outline = outline_of(model)
+    skeleton = skeleton_of(model)
 
     def start(number: int) -> ProcessEngine:
-        return ProcessEngine(make, outline, publisher, context=context_of(recipe), name=f"engine process {number}")
+        return ProcessEngine(make, skeleton, publisher, context=context_of(recipe), name=f"engine process {number}")
 
     return Router(start, recipe.engine.processes, publisher)
 
@@ -145,7 +146,7 @@ def vllm_engine(
         tensors=weights,
         version=version,
         keep_cache=engine.keep_cache,
-        first=weights if own.server else None,
+        first_weights=weights if own.server else None,
     )
 
 

@@ -42,7 +42,7 @@ from turnwise.train.loop import LoopParts, Settings, Stages
 from turnwise.train.run import WAITING, Run, RunParts
 from turnwise.train.state import State
 from turnwise.train.warm_start import Stopped
-from turnwise.train.weight_check import Check
+from turnwise.train.weight_check import WeightCheck
 from turnwise.types import Group
 
 # ---------------------------------------------------------------- runs
@@ -228,7 +228,7 @@ async def run_parts(
         run = workers("learner") if recipe.max_lag or recipe.evaluation.overlap else inline
         lay_out = layout_of(recipe, model)
         plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
-        weight_check = Check(
+        weight_check = WeightCheck(
             engine,
             learner,
             plan,
@@ -275,10 +275,10 @@ async def opened(engine: Engine) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def refuse_another_model(weight_check: Check, version: int) -> None:
+async def refuse_another_model(weight_check: WeightCheck, version: int) -> None:
     """Stop before anything is trained where the engine does not compute what the learner does."""
-    if (found := await weight_check.begin(version)).wrong:
-        raise RunStopped(found.wrong)
+    if (found := await weight_check.begin(version)).problem:
+        raise RunStopped(found.problem)
 
 
 def without_adapters(recipe: Recipe, model: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join
 from turnwise.schedule.stopping import LearnerLost
-from turnwise.weights.object_store import Parcel
+from turnwise.weights.object_store import StoredWeights
 
 
 class RankActor:
@@ -58,11 +58,11 @@ class ActorRanks:
             [a.call.remote(method, *(x[rank] for x in arguments)) for rank, a in enumerate(self.actors)]
         )
 
-    def publish(self) -> Parcel:
+    def publish(self) -> StoredWeights:
         """All weights, left where the first rank has put them."""
         asked = [actor.publish.options(num_returns=2).remote() for actor in self.actors]
         self.answers([done for done, _ in asked])
-        return Parcel(asked[0][1])
+        return StoredWeights(asked[0][1])
 
     def answers(self, asked: list[Any]) -> list[Any]:
         """What every rank says, in whichever order they say it."""

@@ -14,7 +14,7 @@ from typing import Any, Never
 from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
 from turnwise.engines.remote.child import Child
 from turnwise.schedule.stopping import LearnerLost
-from turnwise.weights.object_store import opened
+from turnwise.weights.object_store import tensors_of_arrays
 
 GRACE = 10.0
 """Seconds that a process has to end by itself."""
@@ -61,7 +61,7 @@ class ProcessRanks:
         return self.answers()
 
     def publish(self) -> Mapping[str, Any]:
-        return opened(self.call("publish")[0])
+        return tensors_of_arrays(self.call("publish")[0])
 
     def answers(self) -> list[Any]:
         """What every rank says, in whichever order they say it."""

@@ -12,13 +12,13 @@ from turnwise.cluster.placement import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.remote.router import Router
 from turnwise.types import Tokens
-from turnwise.weights.object_store import ObjectStore, Parcel, opened
+from turnwise.weights.object_store import ObjectStore, StoredWeights, tensors_of_arrays
 
 MakeEngine = Callable[[], Engine]
 
 
 class ReplicaActor:
-    """A process of the cluster with an engine in it."""
+    """The actor: a process of the cluster with an engine."""
 
     def __init__(self, make: MakeEngine) -> None:
         self.engine = make()
@@ -31,26 +31,26 @@ class ReplicaActor:
         return completion, self.engine.seconds
 
     async def load(self, arrays: Mapping[str, np.ndarray], version: int) -> None:
-        await self.engine.load(opened(arrays), version)
+        await self.engine.load(tensors_of_arrays(arrays), version)
 
     async def call(self, method: str, *arguments: Any) -> None:
         await getattr(self.engine, method)(*arguments)
 
 
-class Replica:
-    """`Engine` in an actor, which starts here. Whatever happens to its process is an EngineFailure of the calls it
-    had."""
+class RayReplica:
+    """`Engine` in an actor that the constructor starts. If the actor's process dies, its calls fail with an
+    EngineFailure."""
 
     shares_weights = False
 
-    def __init__(self, site: Site, place: int, made: Any, *, context: int) -> None:
-        """`made` refers to what makes the engine, in the object store."""
+    def __init__(self, site: Site, number: int, make_reference: Any, *, context: int) -> None:
+        """`make_reference` refers to a `MakeEngine` in the object store."""
         import ray
 
         # Calls wait in the engine, which knows best which of them to serve.
-        options = {**site.options(site.of_replicas, place), "max_concurrency": 100_000}
-        self.actor = ray.remote(ReplicaActor).options(**options).remote(made)
-        self.name = f"engine replica {place}"
+        options = {**site.options(site.of_replicas, number), "max_concurrency": 100_000}
+        self.actor = ray.remote(ReplicaActor).options(**options).remote(make_reference)
+        self.name = f"engine replica {number}"
         self.context = context
         self.seconds = 0.0
         """Seconds inside the model, as the actor said with its last completion or health check."""
@@ -64,10 +64,10 @@ class Replica:
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context)
-        asked = self.actor.generate.remote(tokens, sampling, session, seed)
+        call = self.actor.generate.remote(tokens, sampling, session, seed)
         try:
             completion: Completion
-            completion, seconds = await self.answer(asked)
+            completion, seconds = await self.answer(call)
         except asyncio.CancelledError:
             self.actor.call.remote("abort", session)
             raise
@@ -78,7 +78,7 @@ class Replica:
         await self.answer(self.actor.call.remote("abort", session))
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
-        await self.answer(self.actor.load.remote(Parcel.of(weights).reference, version))
+        await self.answer(self.actor.load.remote(StoredWeights.of(weights).reference, version))
 
     async def forget(self) -> None:
         await self.answer(self.actor.call.remote("forget"))
@@ -96,11 +96,12 @@ class Replica:
             self.closed = True
             ray.kill(self.actor)
 
-    async def answer(self, asked: Any) -> Any:
+    async def answer(self, call: Any) -> Any:
+        """The result of a call to the actor; its failures are those of an engine."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            return await asked
+            return await call
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, (EngineFailure, ValueError)) else EngineFailure(str(cause)) from None
@@ -109,8 +110,12 @@ class Replica:
 
 
 def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
-    """An engine at every place of a site that is one for replicas; one that dies is started again at its place."""
+    """An engine over one replica at each replica placement of a site; a replica that dies is started again there."""
     import ray
 
-    made = ray.put(make)
-    return Router(lambda place: Replica(site, place, made, context=context), site.own.replicas, ObjectStore())
+    make_reference = ray.put(make)
+
+    def start(number: int) -> RayReplica:
+        return RayReplica(site, number, make_reference, context=context)
+
+    return Router(start, site.own.replicas, ObjectStore())

@@ -1,4 +1,4 @@
-"""The border to engines: tokens in, sampled tokens out, with the logprob and the version of every one."""
+"""The border to engines: tokens in, sampled tokens out, each with its logprob and version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnwise.types import Floats, StopReason, Tokens, TurnTiming
 MOST_TOKENS = (1 << 31) - 1
 """The largest number of tokens, top-k and token that 32 bits hold."""
 COLDEST, HOTTEST = 1e-6, 1e6
-"""Temperatures that logits can be divided by in float32, with something left to tell tokens apart by."""
+"""Temperatures that leave differences between logits in float32."""
 LEAST_TOP_P = 1e-6
 MOST_STOPS, LONGEST_STOP = 64, 1024
 """Stop strings of a call, and characters of one: each is looked for after every token."""
@@ -25,7 +25,7 @@ MOST_STOPS, LONGEST_STOP = 64, 1024
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one action is sampled. What no engine can compute is no Sampling: it is refused before it is in a batch with
+    """How one action is sampled. Values that no engine can compute are refused here, before the call is in a batch with
     others.
 
     Example:
@@ -55,28 +55,28 @@ class Sampling:
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """A whole number in a range, as Python's own."""
+    """A whole number in a range, as a Python int."""
     try:
-        found = operator.index(value)
+        integer = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {shown(value)}") from None
-    if isinstance(value, (bool, np.bool_)) or not low <= found <= high:
+    if isinstance(value, (bool, np.bool_)) or not low <= integer <= high:
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
-    return found
+    return integer
 
 
 def number(name: str, value: Any, low: float, high: float, *, or_zero: bool = False) -> float:
-    """A number in a range, as Python's own."""
-    wanted = f"{name} must be {'0 or ' if or_zero else ''}between {low:g} and {high:g}"
+    """A number in a range, as a Python float."""
+    rule = f"{name} must be {'0 or ' if or_zero else ''}between {low:g} and {high:g}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise ValueError(f"{wanted}, got {shown(value)}")
+        raise ValueError(f"{rule}, got {shown(value)}")
     try:
-        found = float(value)
+        real = float(value)
     except OverflowError:
-        found = math.inf
-    if not (low <= found <= high or (or_zero and found == 0)):
-        raise ValueError(f"{wanted}, got {shown(value)}")
-    return found
+        real = math.inf
+    if not (low <= real <= high or (or_zero and real == 0)):
+        raise ValueError(f"{rule}, got {shown(value)}")
+    return real
 
 
 def stop_strings(given: Any) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def stop_strings(given: Any) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in one line and not at length."""
+    """A value for an error message: one line, at most 40 characters."""
     try:
         text = ascii(value[:41] if isinstance(value, (str, bytes)) else value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What an engine sampled for one prompt."""
+    """The tokens that an engine sampled after one prompt."""
 
     tokens: Tokens
     logprobs: Floats
@@ -131,8 +131,8 @@ def nothing(stop: StopReason) -> Completion:
 def checked_prompt(prompt: Any, seed: Any, *, context: int, vocabulary: int = MOST_TOKENS + 1) -> Tokens:
     """The prompt of a call as every engine reads it; a ValueError where no engine can serve it.
 
-    An engine asks for this before the call is among others. One that hands calls on may leave the vocabulary to the
-    engine that has the model.
+    An engine checks this before the call is in a batch with others. One that passes calls on may leave the vocabulary
+    to the engine that has the model.
     """
     check_seed(seed)
     tokens = np.asarray(prompt)
@@ -197,13 +197,13 @@ class BusyTime:
 
 class Engine(Protocol):
     """Serves model calls. `session` names an attempt, so that its turns can share computed prefixes; `seed` is 64 bits
-    of sampling noise that depend on what is attempted and never on what else is in the batch.
+    of sampling noise that depend on the attempt and never on other calls in the batch.
 
-    What an engine must do beyond these signatures is said by tests/engines/test_conformance.py.
+    The rules beyond these signatures are in tests/engines/test_conformance.py.
     """
 
     shares_weights: bool
-    """Whether the engine reads the learner's own module, so that a load is only a new version number."""
+    """Whether the engine reads the learner's module, so that a load is only a new version number."""
     context: int
     """Tokens that prompt and action may have together."""
 
@@ -218,12 +218,12 @@ class Engine(Protocol):
         ...
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
-        """What is sampled after a prompt. A call that `checked_prompt` refuses is a ValueError; one that the engine
-        could not serve an EngineFailure. Either is that call's alone."""
+        """Sample after a prompt. A call that `checked_prompt` refuses is a ValueError; one that the engine could not
+        serve is an EngineFailure. Neither affects other calls."""
         ...
 
     async def abort(self, session: str) -> None:
-        """End the running call of a session; it returns what was sampled so far."""
+        """End the running call of a session; that call returns the tokens sampled so far."""
         ...
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -231,7 +231,7 @@ class Engine(Protocol):
         ...
 
     async def forget(self) -> None:
-        """Drop computed prefixes, so that what follows does not depend on what was served before."""
+        """Drop computed prefixes, so that later completions do not depend on calls before."""
         ...
 
     async def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine that says what it is told, without a model: for tests, demonstrations and people at a terminal."""
+"""An engine that follows a script, without a model: for tests, demonstrations and people at a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailu
 from turnwise.types import StopReason, Tokens
 
 Spoken = str | Tokens
-"""A text, which an end token follows, or the very tokens of an action."""
+"""A text, to which an end token is added, or the tokens of an action."""
 Script = Callable[[Tokens, str, int], Awaitable[Spoken] | Spoken]
 """(prompt, session, seed) -> what to say."""
 
@@ -45,8 +45,8 @@ class ScriptedEngine:
         self.logprob = logprob
         self.version = 0
         self.prompts: list[Tokens] = []
-        self.speaking: dict[asyncio.Future[Spoken], str] = {}  # scripts that take their time -> session
-        self.ended: set[asyncio.Future[Spoken]] = set()  # those of them that were told to stop
+        self.speaking: dict[asyncio.Future[Spoken], str] = {}  # asynchronous scripts under way -> session
+        self.ended: set[asyncio.Future[Spoken]] = set()  # scripts that were cancelled by the engine
         self.closed = False
         self.busy = BusyTime()
         self.running = asyncio.Event()
@@ -91,7 +91,7 @@ class ScriptedEngine:
         return Completion(np.array(tokens, np.int32), logprobs, np.full(len(tokens), self.version, np.int32), stop)
 
     async def listen(self, said: Awaitable[Spoken], session: str) -> Spoken:
-        """What a script says in its own time, unless it is told to stop."""
+        """The result of an asynchronous script, unless the engine cancels it."""
         speaking = asyncio.ensure_future(said)
         self.speaking[speaking] = session
         try:
@@ -107,7 +107,7 @@ class ScriptedEngine:
             self.ended.discard(speaking)
 
     async def abort(self, session: str) -> None:
-        self.end([speaking for speaking, own in self.speaking.items() if own == session])
+        self.end([speaking for speaking, other in self.speaking.items() if other == session])
 
     def end(self, scripts: list[asyncio.Future[Spoken]]) -> None:
         self.ended.update(scripts)
@@ -132,7 +132,7 @@ class ScriptedEngine:
 
 
 class Aborted(Exception):
-    """The script was told to stop."""
+    """The call of a script was aborted."""
 
 
 UNKNOWN = math.nan

@@ -39,7 +39,7 @@ from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
 from turnwise.schedule.take import Taken, take
 from turnwise.schedule.tasks import TaskOrder
-from turnwise.train.weight_check import NOTHING, Found
+from turnwise.train.weight_check import NOT_CHECKED, CheckResult
 from turnwise.types import Group, Turn, turns_of
 
 log = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class Progress:
     lag_max: int = 0
 
 
-async def unchecked(version: int) -> Found:
-    return NOTHING
+async def unchecked(version: int) -> CheckResult:
+    return NOT_CHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Stages:
     objective: Objective
     run: Callable[..., Awaitable[Any]]
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
-    arrived: Callable[[int], Awaitable[Found]] = unchecked
+    arrived: Callable[[int], Awaitable[CheckResult]] = unchecked
     """Whether the engine computes what the learner does, after the load of a version."""
 
 
@@ -186,7 +186,7 @@ async def train(
                 return
 
 
-def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[str, float], found: Found) -> None:
+def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[str, float], found: CheckResult) -> None:
     """Raise RunStopped where more steps would train nothing, or something else than is sampled."""
     if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
         raise RunStopped(
@@ -198,8 +198,8 @@ def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[st
             f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
             f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
         )
-    if found.wrong:
-        raise RunStopped(found.wrong)
+    if found.problem:
+        raise RunStopped(found.problem)
 
 
 def is_kept(settings: Settings, stages: Stages, version: int, group: Group) -> bool:

@@ -1,4 +1,4 @@
-"""The parcel: published weights that lie in the object store of a Ray cluster until somebody needs them."""
+"""Weights in the object store of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 
 
-class Parcel(Mapping[str, torch.Tensor]):
-    """Weights by name. Whoever runs the training loop hands them on and does not have them; to read one is to fetch
-    all."""
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """Weights by name, in the object store. The process of the training loop passes the reference on without fetching
+    them; reading one tensor fetches all."""
 
     def __init__(self, reference: Any, version: int | None = None) -> None:
         self.reference = reference
-        """Of arrays by name in the object store."""
+        """To arrays by name in the object store."""
         self.version = version
-        """None where nobody has given it one yet."""
+        """None before they are published."""
 
     @classmethod
-    def of(cls, weights: Mapping[str, torch.Tensor]) -> Parcel:
-        """The parcel itself, or one with these weights in it."""
+    def of(cls, weights: Mapping[str, torch.Tensor]) -> StoredWeights:
+        """These weights, put into the object store if they are not there."""
         import ray
 
-        if isinstance(weights, Parcel):
+        if isinstance(weights, StoredWeights):
             return weights
         return cls(ray.put({name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}))
 
@@ -34,7 +34,7 @@ class Parcel(Mapping[str, torch.Tensor]):
     def tensors(self) -> dict[str, torch.Tensor]:
         import ray
 
-        return opened(ray.get(self.reference))
+        return tensors_of_arrays(ray.get(self.reference))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -47,22 +47,21 @@ class Parcel(Mapping[str, torch.Tensor]):
 
 
 class ObjectStore:
-    """Publishes weights to the replicas of a Ray cluster; those that lie in its object store already stay where they
-    are."""
+    """Publishes weights to the replicas of a Ray cluster; weights that are in its object store are not copied."""
 
     def __init__(self) -> None:
-        self.newest: Parcel | None = None
+        self.newest: StoredWeights | None = None
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> Parcel:
-        self.newest = Parcel(Parcel.of(weights).reference, version)
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> StoredWeights:
+        self.newest = StoredWeights(StoredWeights.of(weights).reference, version)
         return self.newest
 
     def close(self) -> None:
         self.newest = None
 
 
-def opened(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Arrays of the object store as tensors, without a copy; nobody may write to them."""
+def tensors_of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Read-only arrays of the object store as tensors, without a copy; nobody may write to them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Published weights: one version of them in a file that any process of the machine reads where it lies."""
+"""Published weights: one version of them in a file that any process of the machine can map."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from turnwise.weights.manifest import Manifest, places
+from turnwise.weights.manifest import Manifest, map_tensors
 
 
 class Published(Mapping[str, Tensor]):
-    """Weights by name. The file is mapped when the first is read, and read into memory by nobody: processes that read
-    it at the same time share its pages. What is written to a tensor stays in this process. A file that is removed
-    meanwhile stays until the last reader has closed it.
+    """Weights by name. The file is mapped when the first is read; processes that read it at the same time share its
+    pages. Writing to a tensor changes nothing for others. A file that is removed meanwhile stays until the last reader
+    has closed it.
 
     Example:
         with Published(path) as weights:
@@ -29,17 +29,18 @@ class Published(Mapping[str, Tensor]):
 
     @classmethod
     def newest(cls, folder: Path) -> Published:
-        """The newest version in a publisher's folder, mapped: it may lose its name at any time, and stays readable."""
+        """The newest version in a publisher's folder, mapped: its file may be removed at any time, and it stays
+        readable."""
         while True:
-            found = list(folder.glob("*.safetensors"))
-            if not found:
+            paths = list(folder.glob("*.safetensors"))
+            if not paths:
                 raise ValueError(f"nothing is published in {folder}")
             with suppress(FileNotFoundError):
-                return cls(max(found, key=lambda path: path.stat().st_mtime_ns)).__enter__()
+                return cls(max(paths, key=lambda path: path.stat().st_mtime_ns)).__enter__()
 
     def __getitem__(self, name: str) -> Tensor:
         if self.tensors is None:
-            self.tensors = places(self.manifest, self.path, shared=False)
+            self.tensors = map_tensors(self.manifest, self.path, shared=False)
         return self.tensors[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The outline of a model: all of it but its weights, which are published and read by whoever makes a model of it."""
+"""The skeleton of a model: everything but its weights, which another process reads where they are published."""
 
 from __future__ import annotations
 
@@ -10,42 +10,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
+TensorKey = tuple[str, bool, bool]
+"""(name in the state dict, whether it is a parameter, whether it requires a gradient)"""
 
-def outline_of(model: Any) -> bytes:
-    """What another process needs to make this model, beside the weights that its state dict names."""
+
+def skeleton_of(model: Any) -> bytes:
+    """A pickle of a model without the tensors that its state dict names."""
     stream = io.BytesIO()
-    Outliner(stream, model).dump(model)
+    WeightlessPickler(stream, model).dump(model)
     return stream.getvalue()
 
 
-def filled(outline: bytes, weights: Mapping[str, Tensor]) -> Any:
-    """The model of an outline, with copies of these weights; tied ones are tied."""
-    return Filler(io.BytesIO(outline), weights).load()
+def model_of_skeleton(skeleton: bytes, weights: Mapping[str, Tensor]) -> Any:
+    """The model of a skeleton, with copies of these weights; tied tensors are tied."""
+    return WeightUnpickler(io.BytesIO(skeleton), weights).load()
 
 
-class Outliner(pickle.Pickler):
-    """Writes names for tensors that have one."""
+class WeightlessPickler(pickle.Pickler):
+    """Writes the names of weights in place of the weights."""
 
     def __init__(self, stream: io.BytesIO, model: Any) -> None:
         super().__init__(stream)
         self.names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
 
-    def persistent_id(self, found: Any) -> tuple[str, bool, bool] | None:
-        name = self.names.get(id(found)) if isinstance(found, Tensor) else None
-        return None if name is None else (name, isinstance(found, torch.nn.Parameter), found.requires_grad)
+    def persistent_id(self, value: Any) -> TensorKey | None:
+        name = self.names.get(id(value)) if isinstance(value, Tensor) else None
+        return None if name is None else (name, isinstance(value, torch.nn.Parameter), value.requires_grad)
 
 
-class Filler(pickle.Unpickler):
-    """Reads tensors by the names that stand for them."""
+class WeightUnpickler(pickle.Unpickler):
+    """Reads names of weights and makes copies of those weights, one of each name."""
 
     def __init__(self, stream: io.BytesIO, weights: Mapping[str, Tensor]) -> None:
         super().__init__(stream)
         self.weights = weights
-        self.made: dict[str, Tensor] = {}
+        self.copies: dict[str, Tensor] = {}
 
-    def persistent_load(self, named: tuple[str, bool, bool]) -> Tensor:
-        name, is_parameter, requires_grad = named
-        if name not in self.made:
-            own = self.weights[name].clone()
-            self.made[name] = torch.nn.Parameter(own, requires_grad) if is_parameter else own
-        return self.made[name]
+    def persistent_load(self, key: TensorKey) -> Tensor:
+        name, is_parameter, requires_grad = key
+        if name not in self.copies:
+            copy = self.weights[name].clone()
+            self.copies[name] = torch.nn.Parameter(copy, requires_grad) if is_parameter else copy
+        return self.copies[name]

@@ -12,7 +12,7 @@ from turnwise.engines.remote.router import Router
 from turnwise.learn.attention import NAME, register
 from turnwise.schedule.workers import in_own_thread
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import outline_of
+from turnwise.weights.skeleton import skeleton_of
 
 
 def make_slots(model, version, **settings):
@@ -27,15 +27,15 @@ def start_process(model, folder, name="engine", context=CONTEXT, **settings):
     publisher = Publisher(folder)
     publisher.publish(model.state_dict(), 0)
     make = partial(make_slots, context=context, **settings)
-    return ProcessEngine(make, outline_of(model), publisher, context=context, name=name)
+    return ProcessEngine(make, skeleton_of(model), publisher, context=context, name=name)
 
 
 def start_router(model, folder, replicas=2, context=CONTEXT, check_seconds=0.2, **settings):
     publisher = Publisher(folder)
     publisher.publish(model.state_dict(), 0)
-    make, outline = partial(make_slots, context=context, **settings), outline_of(model)
+    make, skeleton = partial(make_slots, context=context, **settings), skeleton_of(model)
 
     def start(number):
-        return ProcessEngine(make, outline, publisher, context=context, name=f"replica {number}")
+        return ProcessEngine(make, skeleton, publisher, context=context, name=f"replica {number}")
 
     return Router(start, replicas, publisher, check_seconds=check_seconds)

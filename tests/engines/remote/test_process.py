@@ -18,7 +18,7 @@ from support.paths import TESTS
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.engines.remote.process import ProcessEngine
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import filled, outline_of
+from turnwise.weights.skeleton import model_of_skeleton, skeleton_of
 
 PROMPT = np.arange(1, 10, dtype=np.int32)
 
@@ -43,11 +43,11 @@ def is_alive(pid):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_outline_of_a_model_is_small_and_makes_the_same_model(tied):
+def test_the_skeleton_of_a_model_is_small_and_makes_the_same_model(tied):
     model = tiny_model(tied=tied)
-    outline = outline_of(model)
-    again = filled(outline, model.state_dict())
-    assert len(outline) < 40_000
+    skeleton = skeleton_of(model)
+    again = model_of_skeleton(skeleton, model.state_dict())
+    assert len(skeleton) < 40_000
     assert (again.lm_head.weight is again.model.embed_tokens.weight) is tied
     tokens = torch.arange(9)[None]
     assert torch.equal(model(tokens).logits, again(tokens).logits)
@@ -96,7 +96,7 @@ def test_a_process_that_does_not_start_says_why(tmp_path, capfd):
     async def scene():
         publisher = Publisher(tmp_path)
         publisher.publish({"a": torch.zeros(1)}, 0)
-        engine = ProcessEngine(fail_to_make, outline_of(torch.nn.Identity()), publisher, context=96)
+        engine = ProcessEngine(fail_to_make, skeleton_of(torch.nn.Identity()), publisher, context=96)
         with pytest.raises(EngineFailure, match="ended with code 1: RuntimeError: no such accelerator"):
             await ask(engine)
         await engine.close()

@@ -157,7 +157,7 @@ def test_a_call_whose_replica_dies_is_made_by_another(tmp_path):
         await until(lambda: len(theatre.made[1].waiting) + sum(len(p.waiting) for p in theatre.made[2:]) == 4)
         for puppet in theatre.made[1:]:
             puppet.answer()
-        return [int((await call).tokens[0]) for call in calls], theatre.router.places[0].starts
+        return [int((await call).tokens[0]) for call in calls], theatre.router.slots[0].num_starts
 
     made_by, starts = play(tmp_path, scene)
     assert len(made_by) == 4
@@ -170,7 +170,7 @@ def test_a_replica_that_comes_back_has_the_present_weights_and_is_paused_like_th
         theatre.made[1].dead = True
         await theatre.router.pause()
         await theatre.router.load({"a": torch.ones(3)}, 5)
-        await until(lambda: theatre.router.places[1].ready.is_set())
+        await until(lambda: theatre.router.slots[1].ready.is_set())
         return theatre.made[0], theatre.made[2]
 
     for puppet in play(tmp_path, scene):
@@ -184,9 +184,9 @@ def test_a_replica_that_nobody_calls_is_missed_and_one_that_hangs_too(tmp_path):
         await theatre.router.open()
         theatre.made[0].dead = True
         call = theatre.ask("s")
-        await until(lambda: theatre.router.places[0].starts == 2)
+        await until(lambda: theatre.router.slots[0].num_starts == 2)
         theatre.made[1].stuck = True
-        await until(lambda: theatre.router.places[1].starts == 2)
+        await until(lambda: theatre.router.slots[1].num_starts == 2)
         await until(lambda: any(puppet.waiting for puppet in theatre.made))
         for puppet in theatre.made:
             puppet.answer()
@@ -201,7 +201,7 @@ def test_the_seconds_of_a_replica_that_died_are_not_lost(tmp_path):
         await theatre.router.open()
         theatre.made[0].seconds, theatre.made[1].seconds = 2.0, 3.0
         theatre.made[0].dead = True
-        await until(lambda: theatre.router.places[0].starts == 2 and theatre.router.places[0].ready.is_set())
+        await until(lambda: theatre.router.slots[0].num_starts == 2 and theatre.router.slots[0].ready.is_set())
         theatre.made[2].seconds = 0.5
         return theatre.router.seconds, [puppet.opened for puppet in theatre.made]
 
@@ -222,7 +222,7 @@ def test_calls_wait_while_no_replica_is_there(tmp_path):
     assert play(tmp_path, scene, replicas=1) is StopReason.length
 
 
-def test_a_place_whose_replicas_never_start_is_given_up(tmp_path):
+def test_a_slot_whose_replicas_never_start_is_given_up(tmp_path):
     async def scene(theatre):
         await theatre.router.open()
         theatre.stillborn = True
@@ -260,13 +260,13 @@ def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_a
     async def kill_in_the_middle(router, load, weights, version):
         await load(weights, version)
         if version == 2:
-            victim = router.places[0]
-            seen["served"] = victim.served
-            await until(lambda: victim.calls > 0, 60)
+            victim = router.slots[0]
+            seen["served"] = victim.num_served
+            await until(lambda: victim.num_calls > 0, 60)
             os.kill(victim.replica.process.pid, signal.SIGKILL)
         if version == 3:  # wait for it here, so that it has work left to do
-            await until(lambda: router.places[0].ready.is_set() and router.places[0].starts == 2, 120)
-            seen["after"] = router.places[0].served
+            await until(lambda: router.slots[0].ready.is_set() and router.slots[0].num_starts == 2, 120)
+            seen["after"] = router.slots[0].num_served
 
     def watched_engines(*arguments):
         router = watched(*arguments)
@@ -286,9 +286,9 @@ def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_a
     groups = [record.group for step in steps for record in read_step(tmp_path / f"run/archive/step-{step:06d}.parquet")]
     assert len(groups) == 5 * recipe.groups_per_step
     assert all(len(group.trajectories) == recipe.rollout.attempts and not group.failed for group in groups)
-    assert router.places[0].starts == 2
-    assert router.places[1].starts == 1
-    assert router.places[0].served > seen["after"] >= seen["served"] > 0
+    assert router.slots[0].num_starts == 2
+    assert router.slots[1].num_starts == 1
+    assert router.slots[0].num_served > seen["after"] >= seen["served"] > 0
 
 
 @pytest.mark.slow
@@ -299,12 +299,12 @@ def test_a_real_replica_that_is_killed_in_the_middle_of_a_call(tmp_path):
         router = start_router(tiny_model(tied=True), tmp_path)
         ask = lambda: router.generate(PROMPT, Sampling(40), session="s", seed=3)
         expected = await ask()
-        home = router.homes["s"]
+        home = router.session_slots["s"]
         await router.pause()
         call = asyncio.create_task(ask())
         await asyncio.sleep(0.05)
         os.kill(home.replica.process.pid, signal.SIGKILL)
-        await until(lambda: home.starts == 2 and home.ready.is_set(), 100)
+        await until(lambda: home.num_starts == 2 and home.ready.is_set(), 100)
         await router.resume()
         found = await call
         await router.close()

@@ -20,8 +20,8 @@ from support.acting import (
     until,
 )
 from turnwise.engines.base import EngineFailure, Sampling
-from turnwise.engines.slots.cache import PassAttention
-from turnwise.engines.slots.sample import Shape, draw
+from turnwise.engines.slots.attention import PassAttention
+from turnwise.engines.slots.sample import BatchSampling, draw
 from turnwise.seeds import uniforms
 from turnwise.types import StopReason
 
@@ -210,7 +210,7 @@ def test_the_noise_of_a_token_is_that_of_its_seed_and_place_in_the_action():
     with torch.inference_mode():
         logits = model(input_ids=whole).logits[0, len(prompt) - 1 : -1]
     noise = torch.from_numpy(uniforms(np.full(12, seed, np.uint64), np.arange(12)))
-    assert completion.tokens.tolist() == draw(logits, Shape(None, None, None), noise)[0].tolist()
+    assert completion.tokens.tolist() == draw(logits, BatchSampling(None, None, None), noise)[0].tolist()
 
 
 def test_greedy_takes_the_likeliest_token_beside_sampled_neighbours():
@@ -837,7 +837,7 @@ def test_a_decode_that_raises_leaves_the_others_alone():
     for place in (0, 1, 3):
         assert done[place].tokens.tolist() == free[place].tokens.tolist()
     assert not engine.model.busy
-    assert sorted(engine.model.free) == [0, 1, 2, 3]
+    assert sorted(engine.scheduler.free_slots) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -886,13 +886,13 @@ def test_a_stop_string_between_tokens_that_are_nothing():
 def test_a_request_that_cannot_be_admitted_does_not_hang():
     model = tiny_model()
     engine = slot_engine(served(model))
-    fill_in = engine.model.radix.fill_in
+    allocate_path = engine.scheduler.radix.allocate_path
 
     def fails(node):
-        engine.model.radix.fill_in = fill_in
+        engine.scheduler.radix.allocate_path = allocate_path
         raise MemoryError("no room for a prefix")
 
-    engine.model.radix.fill_in = fails
+    engine.scheduler.radix.allocate_path = fails
     prompt = prompts(4)[0]
 
     async def scene():

@@ -6,7 +6,7 @@ import torch
 from support.acting import Parrot, served, tiny_model
 from turnwise.engines.base import Sampling
 from turnwise.engines.slots import fused_llama as module
-from turnwise.engines.slots.fused_llama import causally, stack_of
+from turnwise.engines.slots.fused_llama import attend_causally, try_fuse
 from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.learn.attention import NAME, register
@@ -41,7 +41,7 @@ def model_of(name, **settings):
 
 def states_of(model, tokens, positions):
     states = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
-    return model.base_model(**states, attend=causally).last_hidden_state[0]
+    return model.base_model(**states, attend=attend_causally).last_hidden_state[0]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def states_of(model, tokens, positions):
 def test_it_computes_what_the_model_does(name, settings):
     model = model_of(name, **settings)
     with torch.inference_mode():
-        stack = stack_of(model, 64)
+        fused = try_fuse(model, 64)
         tokens, positions = torch.randint(0, 61, (2, 9))
         torch.testing.assert_close(
-            stack(tokens, positions, causally), states_of(model, tokens, positions), atol=1e-5, rtol=1e-5
+            fused(tokens, positions, attend_causally), states_of(model, tokens, positions), atol=1e-5, rtol=1e-5
         )
 
 
@@ -79,26 +79,26 @@ def test_it_computes_what_the_model_does(name, settings):
 )
 def test_other_models_compute_themselves(name, settings):
     with torch.inference_mode():
-        assert stack_of(model_of(name, **settings), 64) is None
+        assert try_fuse(model_of(name, **settings), 64) is None
 
 
 def test_a_layer_with_more_to_it_computes_itself():
     model = model_of("llama")
     model.base_model.layers[2].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
     with torch.inference_mode():
-        assert stack_of(model, 64) is None
-        assert stack_of(Parrot([0], 4), 64) is None
+        assert try_fuse(model, 64) is None
+        assert try_fuse(Parrot([0], 4), 64) is None
 
 
 def test_it_has_no_weights_of_its_own():
     model, other = served(tiny_model(seed=0)), served(tiny_model(seed=1))
     with torch.inference_mode():
-        stack = stack_of(model, 64)
+        fused = try_fuse(model, 64)
     model.load_state_dict(other.state_dict())
     with torch.inference_mode():
         tokens, positions = torch.randint(0, 61, (2, 9))
         torch.testing.assert_close(
-            stack(tokens, positions, causally), states_of(other, tokens, positions), atol=1e-5, rtol=1e-5
+            fused(tokens, positions, attend_causally), states_of(other, tokens, positions), atol=1e-5, rtol=1e-5
         )
 
 
@@ -165,10 +165,10 @@ def test_the_engine_is_right_where_a_model_changes_far_into_the_context(name):
 def test_what_is_unknown_or_differs_far_away_computes_itself(name, monkeypatch):
     model = MODELS[name]()
     with torch.inference_mode():
-        assert stack_of(model, FAR) is None
+        assert try_fuse(model, FAR) is None
         monkeypatch.setattr(module, "is_known", lambda base: True)
-        assert stack_of(model, FAR) is not None  # it is the same so far
-        assert stack_of(model, 2 * FAR) is None
+        assert try_fuse(model, FAR) is not None  # it is the same so far
+        assert try_fuse(model, 2 * FAR) is None
 
 
 @pytest.mark.parametrize("what", ["attribute", "field", "rope", "class"])

@@ -2,16 +2,16 @@ import pytest
 import torch
 
 from support.acting import Parrot, served, tiny_model
-from turnwise.engines.slots.kv_layout import shapes_of, zeros
+from turnwise.engines.slots.kv_layout import read_kv_layout, zeros
 
 
 def test_shapes_are_those_of_the_layers():
-    shapes = shapes_of(served(tiny_model()), torch.float32, "cpu")
-    assert shapes.kinds == ((2, 8),)
-    assert shapes.place == {0: (0, 0), 1: (0, 1)}
-    assert shapes.token_bytes == 2 * 2 * 2 * 8 * 4
-    assert [tuple(own.shape) for own in shapes.empty(5)] == [(2, 2, 2, 5, 8)]
-    assert [tuple(own.shape) for own in shapes.zero_rows(3, 5)] == [(2, 2, 3, 2, 5, 8)]
+    layout = read_kv_layout(served(tiny_model()), torch.float32, "cpu")
+    assert layout.kinds == ((2, 8),)
+    assert layout.layer_index == {0: (0, 0), 1: (0, 1)}
+    assert layout.token_bytes == 2 * 2 * 2 * 8 * 4
+    assert [tuple(own.shape) for own in layout.empty(5)] == [(2, 2, 2, 5, 8)]
+    assert [tuple(own.shape) for own in layout.zero_rows(3, 5)] == [(2, 2, 3, 2, 5, 8)]
 
 
 class Odd(Parrot):
@@ -29,16 +29,16 @@ class Odd(Parrot):
 
 
 def test_layers_may_differ():
-    shapes = shapes_of(Odd([(0, 2, 4), (1, 1, 8), (3, 2, 4)]), torch.bfloat16, "cpu")
-    assert shapes.kinds == ((2, 4), (1, 8))
-    assert shapes.place == {0: (0, 0), 1: (1, 0), 3: (0, 1)}
-    assert shapes.num_layers == [2, 1]
-    assert shapes.token_bytes == 2 * (2 * 2 * 4 + 8) * 2
+    layout = read_kv_layout(Odd([(0, 2, 4), (1, 1, 8), (3, 2, 4)]), torch.bfloat16, "cpu")
+    assert layout.kinds == ((2, 4), (1, 8))
+    assert layout.layer_index == {0: (0, 0), 1: (1, 0), 3: (0, 1)}
+    assert layout.num_layers == [2, 1]
+    assert layout.token_bytes == 2 * (2 * 2 * 4 + 8) * 2
 
 
 def test_a_layer_that_comes_twice_is_refused():
     with pytest.raises(ValueError, match="^the slot engine cannot sample from Odd: it uses a layer more than once$"):
-        shapes_of(Odd([(0, 2, 4), (0, 2, 4)]), torch.float32, "cpu")
+        read_kv_layout(Odd([(0, 2, 4), (0, 2, 4)]), torch.float32, "cpu")
 
 
 def test_a_model_that_cannot_be_asked_is_refused_in_one_line():
@@ -47,7 +47,7 @@ def test_a_model_that_cannot_be_asked_is_refused_in_one_line():
             raise AssertionError
 
     with pytest.raises(ValueError, match="^the slot engine cannot sample from Deaf: .*unexpected keyword") as refused:
-        shapes_of(Deaf([0], 4), torch.float32, "cpu")
+        read_kv_layout(Deaf([0], 4), torch.float32, "cpu")
     assert "\n" not in str(refused.value)
 
 

@@ -6,7 +6,8 @@ import torch
 
 from support.acting import CONTEXT, VOCABULARY, full_logprobs, run, served, slot_engine, tiny_model, until
 from turnwise.engines.base import Sampling
-from turnwise.engines.slots.model import WORTH_SHARING, SlotModel, cache_tokens
+from turnwise.engines.slots.model import SlotModel, cache_tokens
+from turnwise.engines.slots.scheduler import WORTH_SHARING
 from turnwise.types import StopReason
 
 TOKEN = 2 * 2 * 2 * 8 * 4
@@ -36,7 +37,7 @@ async def together(engine, asked, lengths, first_seed=0):
 def limited(model, tokens, **settings):
     """An engine with room for so many tokens."""
     engine = slot_engine(served(model), **settings)
-    engine.model.radix.capacity = tokens
+    engine.scheduler.radix.capacity = tokens
     return engine
 
 
@@ -74,11 +75,11 @@ def test_sessions_of_a_group_share_their_prompt_in_later_turns_too():
     shared = []
     forward = engine.model.forward
 
-    def watched(which):
-        for look in (look for level in which.levels for look in level):
-            if ((look.start <= which.places) & (which.places < look.end)).sum() > 1:
-                shared.append(len(look.node.tokens))
-        return forward(which)
+    def watched(batch):
+        for read in (read for level in batch.levels for read in level):
+            if ((read.start <= batch.slot_index) & (batch.slot_index < read.end)).sum() > 1:
+                shared.append(len(read.node.tokens))
+        return forward(batch)
 
     engine.model.forward = watched
 
@@ -129,9 +130,9 @@ def test_the_same_attempt_alone_and_in_a_batch_of_64():
 
 def live_tokens(engine):
     """What is really held: by nodes of the tree and by rows."""
-    shelves = engine.model.shelves
-    held = sum(len(node.tokens) for node in engine.model.radix.nodes() if node.states is not None)
-    return held + sum(shelves.size_of(slot) for slot in shelves.where)
+    rows = engine.scheduler.rows
+    held = sum(len(node.tokens) for node in engine.scheduler.radix.nodes() if node.states is not None)
+    return held + sum(rows.row_size(slot) for slot in rows.location)
 
 
 def test_room_is_accounted_for_and_given_back():
@@ -142,9 +143,10 @@ def test_room_is_accounted_for_and_given_back():
 
     def counted():
         done = step()
-        reserved = sum(slot not in engine.model.shelves.where for slot in engine.model.requests)
-        assert engine.model.radix.spent == live_tokens(engine) + reserved * engine.model.shelves.size_for(1)
-        spent.append(engine.model.radix.spent)
+        radix, rows = engine.scheduler.radix, engine.scheduler.rows
+        reserved = sum(slot not in rows.location for slot in engine.scheduler.running)
+        assert radix.num_allocated == live_tokens(engine) + reserved * rows.bucket_size(1)
+        spent.append(radix.num_allocated)
         return done
 
     engine.model.step = counted
@@ -159,26 +161,26 @@ def test_room_is_accounted_for_and_given_back():
 
     run(scene())
     assert 300 < max(spent) <= 400
-    assert engine.model.radix.make_room(400)
-    assert engine.model.radix.spent == 0
-    assert list(engine.model.radix.nodes()) == []
+    assert engine.scheduler.radix.make_room(400)
+    assert engine.scheduler.radix.num_allocated == 0
+    assert list(engine.scheduler.radix.nodes()) == []
 
 
 def test_little_room_makes_requests_wait_or_begin_anew_and_never_fails_them():
-    """Room for two contexts, which is the least, and eight long requests at once."""
+    """Room for two contexts, batch is the least, and eight long requests at once."""
     model = tiny_model()
     asked = prompts(*[20] * 8)
     lengths = [70, 60, 75, 50, 70, 70, 76, 40]
     plenty = run(together(slot_engine(served(model), slots=8), asked, lengths))
     engine = limited(model, 2 * CONTEXT, slots=8)
     preempted = []
-    preempt = engine.model.preempt
+    preempt = engine.scheduler.preempt
 
     def counted(request):
         preempted.append(request.session)
         preempt(request)
 
-    engine.model.preempt = counted
+    engine.scheduler.preempt = counted
     for prompt, one, other in zip(asked, plenty, run(together(engine, asked, lengths)), strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert other.stop is StopReason.length
@@ -216,8 +218,8 @@ def test_a_load_in_flight_with_little_room():
         assert len(completion.tokens) == length
         assert np.isfinite(completion.logprobs).all()
         assert (np.diff(completion.versions) >= 0).all()
-    assert engine.model.radix.make_room(2 * CONTEXT)
-    assert engine.model.radix.spent == 0
+    assert engine.scheduler.radix.make_room(2 * CONTEXT)
+    assert engine.scheduler.radix.num_allocated == 0
 
 
 def test_the_cache_has_a_size_in_mib_and_one_that_is_too_small_is_refused():
@@ -230,7 +232,9 @@ def test_the_cache_has_a_size_in_mib_and_one_that_is_too_small_is_refused():
     settings = {"slots": 2, "end_tokens": [], "decode": str, "dtype": torch.float32}
     with pytest.raises(ValueError, match="^engine.cache = 1 MiB"):
         SlotModel(served(tiny_model()), context=(1 << 20) // TOKEN, cache=1, **settings)
-    assert SlotModel(served(tiny_model()), context=100, cache=1, **settings).radix.capacity == (1 << 20) // TOKEN
+    assert (
+        SlotModel(served(tiny_model()), context=100, cache=1, **settings).scheduler.radix.capacity == (1 << 20) // TOKEN
+    )
 
 
 def test_a_pass_must_have_room_for_prompts():
@@ -288,5 +292,5 @@ def test_a_load_while_a_prompt_is_filled_in():
     for completion in run(scene()):
         assert (completion.versions == 1).all()
         check(new, prompt, completion)
-    assert engine.model.radix.make_room(engine.model.radix.capacity)
-    assert engine.model.radix.spent == 0
+    assert engine.scheduler.radix.make_room(engine.scheduler.radix.capacity)
+    assert engine.scheduler.radix.num_allocated == 0

@@ -3,14 +3,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.engines.slots.kv_layout import Shapes
+from turnwise.engines.slots.kv_layout import KVLayout
 from turnwise.engines.slots.radix import Radix, common_length
 
-SHAPES = Shapes(((2, 3),), {0: (0, 0), 1: (0, 1)}, torch.float32, "cpu")
+LAYOUT = KVLayout(((2, 3),), {0: (0, 0), 1: (0, 1)}, torch.float32, "cpu")
 
 
 def radix(capacity=1000):
-    return Radix(SHAPES, capacity)
+    return Radix(LAYOUT, capacity)
 
 
 def tokens(text):
@@ -24,12 +24,12 @@ def spelled(node):
 
 def compute(tree, node):
     """Fill a path with numbers that are a function of what was read: what a model does."""
-    assert tree.make_room(tree.missing(node))
-    tree.fill_in(node)
+    assert tree.make_room(tree.num_unallocated(node))
+    tree.allocate_path(node)
     for each in node.path():
-        for place in range(each.filled, len(each.tokens)):
+        for place in range(each.num_cached_tokens, len(each.tokens)):
             each.states[0][:, :, :, place] = meaning(spelled(each)[: each.start + place + 1])
-        each.filled = len(each.tokens)
+        each.num_cached_tokens = len(each.tokens)
 
 
 def meaning(text):
@@ -44,10 +44,10 @@ def check(tree):
         assert node.parent.children[int(node.tokens[0])] is node
         assert node.start == node.parent.end
         if node.states is None:
-            assert node.filled == 0
+            assert node.num_cached_tokens == 0
             continue
         spent += len(node.tokens)
-        for place in range(node.filled):
+        for place in range(node.num_cached_tokens):
             assert (node.states[0][:, :, :, place] == meaning(spelled(node)[: node.start + place + 1])).all()
     return spent
 
@@ -61,97 +61,97 @@ def test_common_length():
 
 def test_prefixes_are_shared_and_split_where_they_part():
     tree = radix()
-    first = tree.enter(tokens("hello world"))
+    first = tree.add_user(tokens("hello world"))
     compute(tree, first)
-    second = tree.enter(tokens("hello there"))
+    second = tree.add_user(tokens("hello there"))
     assert [node.tokens.tobytes().decode("utf-32") for node in second.path()] == ["there", "hello "]
     assert spelled(first) == "hello world"  # the same object, now the second half
     assert first.tokens.tolist() == tokens("world").tolist()
     assert first.parent is second.parent
-    assert first.full
-    assert first.parent.full
-    assert not second.full
+    assert first.is_cached
+    assert first.parent.is_cached
+    assert not second.is_cached
     assert first.parent.users == 2
-    assert tree.missing(second) == 5
-    assert check(tree) == tree.spent == 11
+    assert tree.num_unallocated(second) == 5
+    assert check(tree) == tree.num_allocated == 11
 
 
 def test_a_prefix_of_what_is_there_is_a_node_of_its_own():
     tree = radix()
-    compute(tree, tree.enter(tokens("abcdef")))
-    node = tree.enter(tokens("abc"))
+    compute(tree, tree.add_user(tokens("abcdef")))
+    node = tree.add_user(tokens("abc"))
     assert spelled(node) == "abc"
-    assert node.full
-    assert tree.enter(tokens("abcdef")).full
-    assert tree.enter(tokens("")) is tree.root
+    assert node.is_cached
+    assert tree.add_user(tokens("abcdef")).is_cached
+    assert tree.add_user(tokens("")) is tree.root
 
 
 def test_a_node_that_is_half_full_is_split_on_either_side():
     for at in (2, 4):
         tree = radix()
-        node = tree.enter(tokens("abcdef"))
-        tree.fill_in(node)
+        node = tree.add_user(tokens("abcdef"))
+        tree.allocate_path(node)
         for place in range(3):
             node.states[0][:, :, :, place] = meaning("abcdef"[: place + 1])
-        node.filled = 3
-        upper = tree.enter(tokens("abcdef"[:at]))
-        assert (upper.filled, node.filled) == ((2, 1) if at == 2 else (3, 0))
+        node.num_cached_tokens = 3
+        upper = tree.add_user(tokens("abcdef"[:at]))
+        assert (upper.num_cached_tokens, node.num_cached_tokens) == ((2, 1) if at == 2 else (3, 0))
         check(tree)
 
 
 def test_the_least_recently_used_goes_first_and_leaves_before_what_they_follow():
     tree = radix(capacity=12)
     for text in ("aabb", "aacc", "dddd"):
-        node = tree.enter(tokens(text))
+        node = tree.add_user(tokens(text))
         tree.pin(node)
         compute(tree, node)
         tree.unpin(node)
-        tree.leave(node)
-    assert tree.spent == 10
+        tree.remove_user(node)
+    assert tree.num_allocated == 10
     assert tree.make_room(3)  # "bb" goes
     assert {spelled(node) for node in tree.nodes()} == {"aa", "aacc", "dddd"}
     assert tree.make_room(7)  # then "cc" and "aa" of the same age
     assert {spelled(node) for node in tree.nodes()} == {"dddd"}
-    assert tree.spent == check(tree) == 4
+    assert tree.num_allocated == check(tree) == 4
 
 
 def test_what_is_pinned_stays_and_what_is_waited_for_goes_last():
     tree = radix(capacity=9)
-    pinned, wanted, idle = (tree.enter(tokens(text)) for text in ("aaa", "bbb", "ccc"))
+    pinned, wanted, idle = (tree.add_user(tokens(text)) for text in ("aaa", "bbb", "ccc"))
     for node in (pinned, wanted, idle):
         tree.pin(node)
         compute(tree, node)
     tree.unpin(wanted)
     tree.unpin(idle)
-    tree.leave(idle)
+    tree.remove_user(idle)
     assert tree.make_room(2)
     assert {spelled(node) for node in tree.nodes()} == {"aaa", "bbb"}
     assert tree.make_room(6)
     assert wanted.states is None
-    assert tree.enter(tokens("bbb")) is wanted  # whoever waits still holds it
+    assert tree.add_user(tokens("bbb")) is wanted  # whoever waits still holds it
     assert not tree.make_room(7)
-    assert pinned.full
+    assert pinned.is_cached
 
 
 def test_forgetting_leaves_what_is_pinned_to_whoever_pinned_it():
     tree = radix()
-    kept, gone = tree.enter(tokens("shared and kept")), tree.enter(tokens("shared and gone"))
+    kept, gone = tree.add_user(tokens("shared and kept")), tree.add_user(tokens("shared and gone"))
     tree.pin(kept)
     compute(tree, kept)
     compute(tree, gone)
     tree.forget()
     assert list(tree.nodes()) == []
-    assert tree.spent == len("shared and kept")
-    assert kept.full
-    assert not tree.enter(tokens("shared and kept")).full
+    assert tree.num_allocated == len("shared and kept")
+    assert kept.is_cached
+    assert not tree.add_user(tokens("shared and kept")).is_cached
     tree.unpin(kept)
-    assert tree.spent == 0
+    assert tree.num_allocated == 0
 
 
 def test_nodes_without_a_purpose_are_not_kept():
     tree = radix()
-    node = tree.enter(tokens("abc"))
-    tree.leave(node)
+    node = tree.add_user(tokens("abc"))
+    tree.remove_user(node)
     assert list(tree.nodes()) == []
 
 
@@ -161,14 +161,14 @@ def test_any_use_leaves_the_tree_whole(asked, capacity):
     tree = radix(capacity)
     held = []
     for text, stays in asked:
-        node = tree.enter(tokens(text))
+        node = tree.add_user(tokens(text))
         tree.pin(node)
-        if not tree.make_room(tree.missing(node)):
+        if not tree.make_room(tree.num_unallocated(node)):
             tree.unpin(node)
-            tree.leave(node)
+            tree.remove_user(node)
             while held:
                 tree.unpin(held[-1])
-                tree.leave(held.pop())
+                tree.remove_user(held.pop())
             continue
         compute(tree, node)
         assert spelled(node) == text
@@ -176,12 +176,12 @@ def test_any_use_leaves_the_tree_whole(asked, capacity):
         if not stays:
             held.pop()
             tree.unpin(node)
-            tree.leave(node)
-        assert all(each.full for other in held for each in other.path())
-        assert check(tree) == tree.spent <= capacity
+            tree.remove_user(node)
+        assert all(each.is_cached for other in held for each in other.path())
+        assert check(tree) == tree.num_allocated <= capacity
     for node in held:
         tree.unpin(node)
-        tree.leave(node)
+        tree.remove_user(node)
     assert all(node.users == node.pins == 0 for node in tree.nodes())
     assert tree.make_room(capacity)
     assert list(tree.nodes()) == []

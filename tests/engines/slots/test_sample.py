@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.engines.slots.sample import Shape, draw
+from turnwise.engines.slots.sample import BatchSampling, draw
 
 LAST = 1 - 2.0**-53
-ANY = Shape(None, None, None)
+ANY = BatchSampling(None, None, None)
 
 
 def column(value, rows=1):
@@ -17,7 +17,7 @@ def column(value, rows=1):
 def frequencies(logits, temperature=None, top_p=None, top_k=None, num=20_000):
     """Share and logprob of each token when noise takes `num` evenly spaced values."""
     noise = (torch.arange(num, dtype=torch.float64) + 0.5) / num
-    shape = Shape(column(temperature, num), column(top_p, num), column(top_k, num))
+    shape = BatchSampling(column(temperature, num), column(top_p, num), column(top_k, num))
     tokens, logprobs = draw(logits.expand(num, -1), shape, noise)
     shares = torch.bincount(tokens, minlength=len(logits)).double().numpy() / num
     of_token = np.full(len(logits), np.nan)
@@ -81,7 +81,7 @@ def test_a_large_vocabulary_is_drawn_from_evenly():
 def test_temperature_zero_takes_the_likeliest_for_certain():
     logits = torch.randn(64, 30)
     noise = torch.linspace(0, LAST, 64, dtype=torch.float64)
-    tokens, logprobs = draw(logits, Shape(torch.zeros(64), None, None), noise)
+    tokens, logprobs = draw(logits, BatchSampling(torch.zeros(64), None, None), noise)
     assert torch.equal(tokens, logits.argmax(-1))
     assert (logprobs == 0).all()
 
@@ -89,11 +89,13 @@ def test_temperature_zero_takes_the_likeliest_for_certain():
 def test_every_row_has_its_own_shape():
     """Rows keep their own temperature, top-k and top-p, and give what they would give alone."""
     logits = LOGITS.expand(4, -1)
-    shape = Shape(torch.tensor([0.0, 0.5, 1.0, 2.0]), torch.tensor([1.0, 0.7, 1.0, 0.5]), torch.tensor([0, 0, 3, 7]))
+    shape = BatchSampling(
+        torch.tensor([0.0, 0.5, 1.0, 2.0]), torch.tensor([1.0, 0.7, 1.0, 0.5]), torch.tensor([0, 0, 3, 7])
+    )
     for noise in torch.linspace(0, LAST, 50, dtype=torch.float64):
         tokens, logprobs = draw(logits, shape, noise.expand(4))
         for row in range(4):
-            only = Shape(shape.temperature[row, None], shape.top_p[row, None], shape.top_k[row, None])
+            only = BatchSampling(shape.temperature[row, None], shape.top_p[row, None], shape.top_k[row, None])
             token, logprob = draw(LOGITS[None], only, noise[None])
             assert tokens[row] == token[0]
             assert logprobs[row] == pytest.approx(float(logprob[0]), abs=1e-6)
@@ -120,7 +122,7 @@ def test_a_token_without_probability_is_never_drawn(noise, where):
 )
 def test_any_logits_give_a_token_of_the_distribution(values, noise, temperature, top_p, top_k):
     logits = torch.tensor([values])
-    shape = Shape(column(temperature), column(top_p), column(top_k))
+    shape = BatchSampling(column(temperature), column(top_p), column(top_k))
     tokens, logprobs = draw(logits, shape, torch.tensor([noise], dtype=torch.float64))
     assert 0 <= int(tokens[0]) < len(values)
     assert torch.isfinite(logprobs).all()
@@ -139,7 +141,7 @@ def test_half_precision_logits_are_shaped_in_full():
 def test_a_row_with_top_p_one_keeps_its_tail_beside_one_with_less():
     logits = torch.tensor([[20.0, 0.0, -3.0, -4.0]] * 2)
     noise = torch.full((2,), LAST, dtype=torch.float64)
-    tokens, _ = draw(logits, Shape(None, torch.tensor([1.0, 0.5]), None), noise)
+    tokens, _ = draw(logits, BatchSampling(None, torch.tensor([1.0, 0.5]), None), noise)
     assert tokens.tolist() == [3, 0]
 
 
@@ -147,7 +149,7 @@ def test_a_row_with_top_p_one_keeps_its_tail_beside_one_with_less():
 def test_a_row_of_logits_that_are_not_numbers_says_so_and_leaves_the_others_alone(temperature):
     rows = torch.tensor([[0.0, 2.0, 1.0], [0.0, torch.nan, 1.0], [0.0, torch.inf, 1.0], [-torch.inf] * 3, [3.0, 0, 1]])
     noise = torch.full((5,), 0.5, dtype=torch.float64)
-    shape = lambda size: Shape(None if temperature is None else torch.full((size,), temperature), None, None)
+    shape = lambda size: BatchSampling(None if temperature is None else torch.full((size,), temperature), None, None)
     tokens, logprobs = draw(rows, shape(5), noise)
     assert logprobs.isnan().tolist() == [False, True, True, True, False]
     alone, chances = draw(rows[[0, 4]], shape(2), noise[:2])

@@ -19,7 +19,7 @@ from turnwise.engines.vllm.engine import VllmEngine
 from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import VllmServer
 from turnwise.learn.learner import save_policy
-from turnwise.weights.vllm_transfer import BACKEND, FileTransfer
+from turnwise.weights.vllm_file import BACKEND, FileTransfer
 
 THREADS = 1
 
@@ -50,7 +50,7 @@ def remote(url, model, *, slots, context, end_tokens, dtype="float32", **named):
         vocabulary=vocabulary_of(model),
         end_tokens=end_tokens,
         tensors=model.state_dict(),
-        first=model.state_dict(),
+        first_weights=model.state_dict(),
         **named,
     )
 

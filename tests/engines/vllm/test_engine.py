@@ -13,11 +13,12 @@ from turnwise.assemble import checks
 from turnwise.assemble.engines import vllm_engine
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.engines.vllm.engine import VllmEngine, signed
-from turnwise.engines.vllm.local import LocalSettings, engine_arguments, environment, of_children, quiet
-from turnwise.engines.vllm.service import Answer, Span
+from turnwise.engines.vllm.local import LocalSettings, child_variables, engine_arguments, environment, vllm_variables
+from turnwise.engines.vllm.service import Span, VllmAnswer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import StopReason
-from turnwise.weights.vllm_transfer import FileTransfer, as_served
+from turnwise.weights.vllm_file import FileTransfer
+from turnwise.weights.vllm_transfer import as_served
 
 WEIGHTS = {"a": torch.zeros(2), "b": torch.ones(3)}
 PROMPT = np.array([5, 6, 7], np.int32)
@@ -77,7 +78,7 @@ class Played:
         _, future = self.calls[name or next(iter(self.calls))]
         logprobs = [-0.5] * len(tokens) if logprobs is None else logprobs
         spans = [Span(self.version, 0, len(tokens))] if spans is None else spans
-        future.set_result(Answer(tokens, logprobs, spans if tokens else [], finish, stop))
+        future.set_result(VllmAnswer(tokens, logprobs, spans if tokens else [], finish, stop))
 
     @property
     def asked(self):
@@ -192,7 +193,7 @@ def test_calls_that_cannot_be_served_never_reach_vllm():
             refused.append(str(caught.value))
         asked = len(service.asked)
         service.answer([1, 4])
-        return refused, asked, (await good).tokens.tolist(), engine.free
+        return refused, asked, (await good).tokens.tolist(), engine.free_slots
 
     refused, asked, tokens, free = run(scene())
     assert all(refused)
@@ -239,7 +240,7 @@ def test_no_more_calls_are_under_way_than_there_are_slots():
             seen.append(len(service.calls))
             service.answer([i])
             await asyncio.sleep(0)
-        return seen, [(await call).tokens.tolist() for call in calls], engine.free
+        return seen, [(await call).tokens.tolist() for call in calls], engine.free_slots
 
     seen, tokens, free = run(scene())
     assert seen == [2, 2, 2, 2, 1]
@@ -263,8 +264,8 @@ def test_callers_that_go_leave_their_slots_to_others():
 
     done, engine = run(scene())
     assert [isinstance(one, asyncio.CancelledError) for one in done] == [True, False, True, True, False]
-    assert engine.free == 2
-    assert engine.visits == []
+    assert engine.free_slots == 2
+    assert engine.calls == []
 
 
 def test_an_abort_is_repeated_until_it_is_heard():
@@ -292,7 +293,7 @@ def test_a_call_that_waits_is_aborted_with_nothing():
             service.answer([7])
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls)
-        return completion, engine.free
+        return completion, engine.free_slots
 
     completion, free = run(scene())
     assert completion.stop is StopReason.abort
@@ -402,7 +403,7 @@ def test_a_load_while_paused_stays_paused():
 def test_a_service_that_starts_with_other_weights_gets_the_first():
     async def scene():
         service = Played()
-        completion = await answered(service, engine_on(service, version=7, first=WEIGHTS), 1)
+        completion = await answered(service, engine_on(service, version=7, first_weights=WEIGHTS), 1)
         return service.told, completion.versions.tolist()
 
     assert run(scene()) == (["start 20", "pause", "update", "resume"], [7])
@@ -490,11 +491,11 @@ def test_settings_of_gpus_are_refused_without_one(own):
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
     engine = vllm_engine(recipe({"slots": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
-    assert (engine.free, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
+    assert (engine.free_slots, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
     assert engine.service.url == "http://x"
-    assert set(engine.first) == set(engine.tensors)
+    assert set(engine.first_weights) == set(engine.tensors)
     local = vllm_engine(recipe({}), tiny_model(), renderer(), 0)
-    assert local.first is None
+    assert local.first_weights is None
     assert local.service.settings.eager
 
 
@@ -537,7 +538,7 @@ def test_variables_of_children_are_gone_afterwards_and_a_persons_stay(monkeypatc
     settings = LocalSettings(4, "float32", "cpu", 3)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    with environment({**quiet(settings), **of_children(settings)}):
+    with environment({**vllm_variables(settings), **child_variables(settings)}):
         assert os.environ["OMP_NUM_THREADS"] == "3"
         assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
         assert os.environ["TORCHDYNAMO_DISABLE"] == "1"

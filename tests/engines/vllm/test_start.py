@@ -13,7 +13,7 @@ from train.checking import learner_of
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.plan.pack import pack
-from turnwise.train.weight_check import Check
+from turnwise.train.weight_check import WeightCheck
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def begun(model, tokenizer, *behind):
 
     async def scene():
         engine = local(model, tokenizer, slots=16, context=160, end_tokens=[], dtype="bfloat16")
-        check = Check(
+        check = WeightCheck(
             engine,
             learner,
             lambda turns: pack(turns, 4096),
@@ -64,20 +64,20 @@ def begun(model, tokenizer, *behind):
 
 
 def test_a_right_engine_passes_in_bfloat16():
-    found = begun(stock(0), tokenizer_of_letters())
-    assert found.wrong == ""
+    result = begun(stock(0), tokenizer_of_letters())
+    assert result.problem == ""
 
 
 def test_a_right_engine_of_a_trained_model_passes_in_bfloat16(trained):
-    found = begun(*trained)
-    print(found)
-    assert found.wrong == ""
+    result = begun(*trained)
+    print(result)
+    assert result.problem == ""
 
 
 @pytest.mark.parametrize("layer", ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm"])
 def test_a_tensor_left_behind_is_caught_in_bfloat16(trained, layer):
     model, _ = trained
     last = model.config.num_hidden_layers - 1
-    found = begun(*trained, f"model.layers.{last}.{layer}.weight")
-    print(layer, found)
-    assert "loads leave a part of its weights as they were" in found.wrong
+    result = begun(*trained, f"model.layers.{last}.{layer}.weight")
+    print(layer, result)
+    assert "loads leave a part of its weights as they were" in result.problem

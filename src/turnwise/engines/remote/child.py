@@ -1,8 +1,8 @@
-"""A child: a process of ours that computes, hears no key of the terminal, and ends with the one that started it.
+"""A child process that computes, gets no signals of the terminal, and ends with the process that started it.
 
-It starts with nothing but a line, and is told over it what to do. Nothing large goes along with the start itself, where
-nobody would notice that the reader has died: multiprocessing's `start` writes all arguments into a pipe whose other end
-it holds open itself.
+It starts with a socket and gets the function to call over it. Nothing large is passed at the start itself, where nobody
+would notice that the reader has died: multiprocessing's `start` writes all arguments into a pipe whose other end it
+holds open itself.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SIZE = 8
 
 
 class Child:
-    """A fresh interpreter in a session of its own. `work` tells it what to do, `line` is for whatever that says.
+    """A new interpreter in its own session. `work` gives it a function to call; `line` is the socket between the two.
 
-    A signal to the run, or to all processes of its terminal, is for the run: it ends its children when it can. However
-    the run ends, the kernel closes its end of a pipe that the child watches.
+    A signal to all processes of a terminal reaches the run only, which ends its children. However the run ends, the
+    kernel closes its end of a pipe that the child watches.
 
     Example:
         child = Child("rank 0")
-        child.work(serve, place)    # serve(line, place) over there
+        child.work(serve, address)    # serve(line, address) in the child
     """
 
     def __init__(self, name: str) -> None:
@@ -56,7 +56,7 @@ class Child:
             os.close(watched)
 
     def work(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have it call function(line, *arguments). Returns when it has read that; OSError where it is dead."""
+        """Have it call function(line, *arguments). Returns when the child has read that; OSError if it is dead."""
         data = pickle.dumps((function, arguments), protocol=pickle.HIGHEST_PROTOCOL)
         self.line.sendall(len(data).to_bytes(SIZE, "little"))
         self.line.sendall(data)
@@ -67,11 +67,11 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """What it ended with; None while it lives."""
+        """Its exit code; None while it lives."""
         return self.process.poll()
 
     def end(self, seconds: float) -> None:
-        """Wait for it to end by itself, which it does when its line is closed, and then no longer."""
+        """Wait for it to end by itself, which it does when its line is closed; kill it after so many seconds."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -108,11 +108,11 @@ def end_with_parent(watched: int) -> None:
 
 def exactly(line: socket.socket, size: int) -> bytearray:
     """So many bytes of the line, without a second copy of them."""
-    found = bytearray(size)
-    view = memoryview(found)
+    data = bytearray(size)
+    view = memoryview(data)
     while view:
         count = line.recv_into(view)
         if not count:
             raise EOFError
         view = view[count:]
-    return found
+    return data

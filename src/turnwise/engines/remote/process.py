@@ -1,6 +1,6 @@
-"""An engine in a process of its own: it samples while this one learns, and neither waits for the other's interpreter.
+"""An engine in another process: it samples while this one learns, and neither waits for the other's interpreter.
 
-A call is one message there and one back. Weights go through memory that both processes see.
+A call is one message to the process and one back. Weights go through shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turnwise.engines.remote.wire import Wire, framed
 from turnwise.types import Tokens
 from turnwise.weights.published import Published
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.skeleton import filled
+from turnwise.weights.skeleton import model_of_skeleton
 
 MakeEngine = Callable[[Any, int], Engine]
 """(model, version of its weights) -> an engine, in another process."""
@@ -38,29 +38,29 @@ class ProcessEngine:
     Example:
         publisher = Publisher()
         publisher.publish(model.state_dict(), version)
-        engine = ProcessEngine(make, outline_of(model), publisher, context=4096)
+        engine = ProcessEngine(make, skeleton_of(model), publisher, context=4096)
     """
 
     shares_weights = False
 
     def __init__(
-        self, make: MakeEngine, outline: bytes, publisher: Publisher, *, context: int, name: str = "engine"
+        self, make: MakeEngine, skeleton: bytes, publisher: Publisher, *, context: int, name: str = "engine"
     ) -> None:
-        """`make` gets the model of the outline, in the other process."""
+        """`make` gets the model of the skeleton, in the other process."""
         self.publisher = publisher
         self.context = context
         self.name = name
         self.process = Child(name)
         self.line = self.process.line
-        with suppress(OSError):  # one that is dead already is noticed by the first call
-            self.process.work(serve, make, outline, publisher.folder)
+        with suppress(OSError):  # the first call notices a process that is dead already
+            self.process.work(serve, make, skeleton, publisher.folder)
         self.wire: Wire | None = None
         self.connecting = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
         self.numbers = count()
         self.calls: dict[int, asyncio.Future[Any]] = {}
-        self.over = ""
-        """Why nothing is answered any more; empty while it is."""
+        self.failure = ""
+        """Why no call is answered any more; empty while calls are."""
         self.seconds = 0.0
         """Seconds inside the model, as the other process said with its last answer."""
 
@@ -80,8 +80,8 @@ class ProcessEngine:
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         publish = self.publisher.publish
-        there = weights if isinstance(weights, Published) else await asyncio.to_thread(publish, weights, version)
-        await self.ask("load", there.path, version)
+        published = weights if isinstance(weights, Published) else await asyncio.to_thread(publish, weights, version)
+        await self.ask("load", published.path, version)
 
     async def forget(self) -> None:
         await self.ask("forget")
@@ -97,7 +97,7 @@ class ProcessEngine:
         await self.ask("check")
 
     async def close(self) -> None:
-        self.end("it was closed")
+        self.fail("it was closed")
         if self.listening is not None:
             self.listening.cancel()
             await asyncio.gather(self.listening, return_exceptions=True)
@@ -113,10 +113,10 @@ class ProcessEngine:
     # ------------------------------------------------------------ calls
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method gives in the other process."""
+        """The result of a method of `EngineServer` in the other process."""
         wire = await self.connected()
-        if self.over:
-            raise EngineFailure(self.over)
+        if self.failure:
+            raise EngineFailure(self.failure)
         number = next(self.numbers)
         call = self.calls[number] = asyncio.get_running_loop().create_future()
         try:
@@ -129,14 +129,14 @@ class ProcessEngine:
             del self.calls[number]
 
     async def connected(self) -> Wire:
-        async with self.connecting:  # which lets calls on in the order they came
+        async with self.connecting:  # so that calls are sent in the order they came
             if self.wire is None:
                 self.wire = await Wire.over(self.line)
                 self.listening = asyncio.create_task(self.listen(self.wire), name=f"{self.name} listens")
             return self.wire
 
     async def listen(self, wire: Wire) -> None:
-        """Hand answers to those who wait for them, until there are no more."""
+        """Give answers to the calls that wait for them, until the process ends."""
         reason = ""
         try:
             while True:
@@ -151,36 +151,36 @@ class ProcessEngine:
                         call.set_exception(error(answer))
         except EOFError:
             await asyncio.to_thread(self.wait)
-            self.end(f"process {self.process.pid} of it ended with code {self.process.code}{reason}")
+            self.fail(f"process {self.process.pid} of it ended with code {self.process.code}{reason}")
 
-    def end(self, reason: str) -> None:
-        """Fail what is under way and all that comes."""
-        self.over = self.over or f"{self.name} is gone: {reason}"
+    def fail(self, reason: str) -> None:
+        """Fail the calls under way and all later ones."""
+        self.failure = self.failure or f"{self.name} is gone: {reason}"
         for call in self.calls.values():
             if not call.done():
-                call.set_exception(EngineFailure(self.over))
+                call.set_exception(EngineFailure(self.failure))
 
 
 # ---------------------------------------------------------------- the other process
 
 
-def serve(line: socket.socket, make: MakeEngine, outline: bytes, folder: Path) -> None:
-    """Answer calls until the other end is closed, by whatever closes it."""
+def serve(line: socket.socket, make: MakeEngine, skeleton: bytes, folder: Path) -> None:
+    """Answer calls until the other end is closed."""
     try:
         with Published.newest(folder) as weights:
-            engine = make(filled(outline, weights), weights.version)
-        asyncio.run(Server(engine).serve(line))
-    except Exception as error:  # whatever it is, the one who calls shall read it
+            engine = make(model_of_skeleton(skeleton, weights), weights.version)
+        asyncio.run(EngineServer(engine).serve(line))
+    except Exception as error:  # the caller must read it, whatever it is
         traceback.print_exc()
         with suppress(OSError):
             line.setblocking(True)
             line.sendall(framed((NOBODY, None, f"{type(error).__name__}: {error}", 0.0)))
         os._exit(1)
-    os._exit(0)  # to take the interpreter apart takes long, and frees nothing that would not be freed anyhow
+    os._exit(0)  # an orderly end of the interpreter takes long and frees nothing that the kernel does not
 
 
-class Server:
-    """Makes the calls of a wire to an engine, each as it comes."""
+class EngineServer:
+    """Makes the calls of a wire to an engine, each as it comes. A method of this class is what a call may name."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

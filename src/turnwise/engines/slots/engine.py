@@ -1,7 +1,8 @@
 """The in-process engine: continuous batching on a transformers module, driven from the event loop.
 
-At lag 0 the module is the learner's own and a step runs in the event loop itself, once every coroutine that can run
-waits for it, so that a run is a deterministic function of its seed. With lag it owns a copy and steps in a thread.
+At lag 0 the engine computes with the learner's module. A step then runs in the event loop, once every coroutine that
+can run waits for it, so that a run is a deterministic function of its seed. With lag the engine has a copy of the
+module and steps in a thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
-from turnwise.engines.slots.model import Ended, SlotModel
+from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.types import StopReason, Tokens
 
@@ -23,6 +24,7 @@ class SlotEngine:
 
     def __init__(self, model: SlotModel, *, run: Run, shares_weights: bool) -> None:
         self.model = model
+        self.scheduler = model.scheduler
         self.run = run
         self.shares_weights = shares_weights
         self.context = model.context
@@ -61,39 +63,40 @@ class SlotEngine:
     async def drive(self) -> None:
         """Step while there is work; every coroutine that can run gets to submit its request before each step."""
         while True:
-            if not (self.arrivals or self.departures or self.model.busy):
+            if not (self.arrivals or self.departures or self.scheduler.busy):
                 self.wake.clear()
                 await self.wake.wait()
-            await self.settle()
+            await self.wait_for_arrivals()
             while not self.running.is_set():
                 await self.running.wait()
             async with self.lock:
                 self.hand_over()
                 try:
-                    done = await self.run(self.model.step)
+                    finished = await self.run(self.model.step)
                 except Exception as error:  # a failed step fails the calls in flight, not the run
-                    self.fail(self.model.drop_all(), error)
+                    self.fail(self.scheduler.drop_all(), error)
                     continue
-            self.answer(done)
+            self.answer(finished)
 
-    async def settle(self) -> None:
+    async def wait_for_arrivals(self) -> None:
+        """Returns when two rounds of the event loop in a row have brought no new request."""
         quiet = 0
         while quiet < 2:
-            seen = len(self.arrivals)
+            num_arrivals = len(self.arrivals)
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self.arrivals) == seen else 0
+            quiet = quiet + 1 if len(self.arrivals) == num_arrivals else 0
 
     def hand_over(self) -> None:
         for request in self.departures:
             if request in self.arrivals:
                 self.arrivals.remove(request)
-            self.model.cancel(request)
+            self.scheduler.cancel(request)
         for request in self.arrivals:
-            self.model.submit(request)
+            self.scheduler.submit(request)
         self.arrivals, self.departures = [], []
 
-    def answer(self, done: list[Ended]) -> None:
-        for request, outcome in done:
+    def answer(self, finished: list[Finished]) -> None:
+        for request, outcome in finished:
             if request.future.done():
                 continue
             if isinstance(outcome, Exception):
@@ -109,7 +112,8 @@ class SlotEngine:
     async def abort(self, session: str) -> None:
         async with self.lock:
             self.hand_over()
-            self.answer(self.model.abort(session))
+            requests = self.scheduler.cancel_session(session)
+            self.answer([(request, request.completion(StopReason.abort)) for request in requests])
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         async with self.lock:
@@ -117,7 +121,7 @@ class SlotEngine:
 
     async def forget(self) -> None:
         async with self.lock:
-            self.model.forget()
+            self.scheduler.forget()
 
     async def pause(self) -> None:
         """Sample nothing more until `resume`; calls in flight wait. Returns once the present step is over."""
@@ -133,5 +137,5 @@ class SlotEngine:
             self.driver.cancel()
             await asyncio.gather(self.driver, return_exceptions=True)
             self.driver = None
-        self.fail([*self.arrivals, *self.model.drop_all()], RuntimeError("it was closed"))
+        self.fail([*self.arrivals, *self.scheduler.drop_all()], RuntimeError("it was closed"))
         self.arrivals = []

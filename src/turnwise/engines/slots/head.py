@@ -1,8 +1,8 @@
 """The output layer of an engine: from hidden states to logits, with its weight laid out for the kernels of a CPU.
 
-An output layer is by far the largest matrix of a small model, and for the few rows of a pass PyTorch's own product with
-it takes twice as long as oneDNN's with a weight that was put into blocks once. The blocks are a copy: they are made
-anew at every load of weights.
+The output layer is by far the largest matrix of a small model. For the few rows of a pass PyTorch's product with it
+takes twice as long as oneDNN's with a weight that was reordered into blocks. The blocks are a copy of the weight, so
+each load of weights makes them again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 Head = Callable[[Tensor], Tensor]
 
 TYPICAL_ROWS = 64
-"""The blocks for this many are good for any number but one."""
+"""Blocks for this many rows suit any number of rows but one."""
 
 
 def head_of(model: Any, dtype: torch.dtype) -> Head:
-    """The output layer of a model as it is now; its own module, read as it will be, where blocks are not to be had."""
+    """The output layer with its present weight in blocks; the module itself where blocks cannot be used."""
     module = model.get_output_embeddings()
-    # A module of another class, or one that somebody has hooked into, computes something of its own.
+    # A module of another class, or one with hooks, may compute something else.
     if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
         return module  # type: ignore[no-any-return]
     weight = module.weight.detach()

@@ -1,7 +1,7 @@
-"""One forward pass: the tokens of prompts that are filled in, and one token of every request that samples.
+"""One forward pass: the prompt tokens to prefill, and one token of every request that decodes.
 
-Tokens stand in the order of a walk through the tree of prefixes, so that all that follow a node stand together, and
-attend to it in one call.
+Tokens stand in the order of a walk through the tree of prefixes, so that all tokens that follow a node stand together
+and attend to it in one call.
 """
 
 from __future__ import annotations
@@ -13,100 +13,109 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.slots.radix import Node
+from turnwise.engines.slots.radix import PrefixNode
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """Tokens of a node that are computed, at a place of the pass; they follow those that were computed before."""
+class Prefill:
+    """The next `count` tokens of a node, computed at indices `start` to `start + count` of the pass."""
 
-    node: Node
+    node: PrefixNode
     count: int
-    place: int
+    start: int
+
+    @property
+    def in_pass(self) -> slice:
+        return slice(self.start, self.start + self.count)
+
+    @property
+    def in_node(self) -> slice:
+        return slice(self.node.num_cached_tokens, self.node.num_cached_tokens + self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Tokens of the pass, `start` to `end`, that attend to the first `keys` tokens of a node."""
+class PrefixRead:
+    """The tokens `start` to `end` of the pass attend to the first `num_keys` tokens of a node."""
 
-    node: Node
-    keys: int
+    node: PrefixNode
+    num_keys: int
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What is computed together."""
+    """The tokens that are computed together."""
 
     size: int
     """Tokens."""
-    fills: tuple[Fill, ...]
+    prefills: tuple[Prefill, ...]
     slots: NDArray[np.int64]
-    """Requests that sample, in the order of their tokens."""
-    places: NDArray[np.int64]
-    """Where their tokens stand."""
-    levels: tuple[tuple[Look, ...], ...] = field(repr=False)
-    """What is attended to beside the pass itself and what requests have of their own. The looks of a level are of
-    different tokens, in order."""
+    """Slots that decode, in the order of their tokens."""
+    slot_index: NDArray[np.int64]
+    """Index of each slot's token in the pass."""
+    levels: tuple[tuple[PrefixRead, ...], ...] = field(repr=False)
+    """The prefixes that tokens attend to, in addition to the pass itself and to the rows of requests. The reads of one
+    level are of different tokens, in order."""
 
 
-def lay_out(rows: Mapping[Node, Sequence[int]], counts: Mapping[Node, int]) -> Pass:
-    """The pass in which `rows`, slots by the node they follow, sample and `counts` more tokens of nodes are filled in.
+def lay_out(decoding: Mapping[PrefixNode, Sequence[int]], prefill_counts: Mapping[PrefixNode, int]) -> Pass:
+    """The pass in which the slots `decoding`, by the node they follow, decode one token each and nodes prefill so many
+    more tokens.
 
-    All that comes before a row, and before a node that is filled in, must be full by the end of the pass.
+    All nodes before a slot, and before a node that is prefilled, must be cached by the end of the pass.
     """
-    below, tops = in_play(chain(counts, rows))
-    fills: list[Fill] = []
+    children, roots = subtree(chain(prefill_counts, decoding))
+    prefills: list[Prefill] = []
     slots: list[int] = []
-    places: list[int] = []
-    levels: list[list[Look]] = []
+    slot_index: list[int] = []
+    levels: list[list[PrefixRead]] = []
     size = 0
-    # A node is met twice: before and after all that follows it.
-    stack: list[tuple[Node, int, int | None]] = [(top, -1, None) for top in reversed(tops)]
+    # A node is visited twice: before and after all that follows it.
+    stack: list[tuple[PrefixNode, int, int | None]] = [(root, -1, None) for root in reversed(roots)]
     while stack:
         node, level, after = stack.pop()
         if after is not None:
             if size > after and len(node.tokens):
-                levels[level].append(Look(node, len(node.tokens), after, size))
+                levels[level].append(PrefixRead(node, len(node.tokens), after, size))
             continue
         while len(levels) <= level:
             levels.append([])
-        if count := counts.get(node, 0):
-            fills.append(Fill(node, count, size))
-            if node.filled:
-                levels[level].append(Look(node, node.filled, size, size + count))
+        if count := prefill_counts.get(node, 0):
+            prefills.append(Prefill(node, count, size))
+            if node.num_cached_tokens:
+                levels[level].append(PrefixRead(node, node.num_cached_tokens, size, size + count))
             size += count
         stack.append((node, level, size))
-        own = rows.get(node, ())
-        slots.extend(own)
-        places.extend(range(size, size + len(own)))
-        size += len(own)
-        stack.extend((child, level + 1, None) for child in reversed(below[node]))
+        node_slots = decoding.get(node, ())
+        slots.extend(node_slots)
+        slot_index.extend(range(size, size + len(node_slots)))
+        size += len(node_slots)
+        stack.extend((child, level + 1, None) for child in reversed(children[node]))
     return Pass(
         size,
-        tuple(fills),
+        tuple(prefills),
         np.array(slots, np.int64),
-        np.array(places, np.int64),
+        np.array(slot_index, np.int64),
         tuple(tuple(level) for level in levels if level),
     )
 
 
-def in_play(nodes: Iterator[Node]) -> tuple[dict[Node, list[Node]], list[Node]]:
-    """(the children of nodes on the paths to these, where the paths begin)."""
-    below: dict[Node, list[Node]] = {}
-    tops = []
-    for first in nodes:
-        node, child = first, None
+def subtree(nodes: Iterator[PrefixNode]) -> tuple[dict[PrefixNode, list[PrefixNode]], list[PrefixNode]]:
+    """(children by node, roots) of the smallest trees that hold these nodes."""
+    children: dict[PrefixNode, list[PrefixNode]] = {}
+    roots = []
+    for last in nodes:
+        node, child = last, None
         while True:
-            known = node in below
-            children = below.setdefault(node, [])
+            was_visited = node in children
+            siblings = children.setdefault(node, [])
             if child is not None:
-                children.append(child)
-            if known:
+                siblings.append(child)
+            if was_visited:
                 break
             if node.parent is None:
-                tops.append(node)
+                roots.append(node)
                 break
             node, child = node.parent, node
-    return below, tops
+    return children, roots

@@ -1,4 +1,4 @@
-"""The tree of prefixes whose keys and values are known or about to be: a node is a run of tokens after its parent's."""
+"""The tree of prefixes whose keys and values are cached or will be: a node is a run of tokens after its parent's."""
 
 from __future__ import annotations
 
@@ -6,185 +6,201 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from turnwise.engines.slots.kv_layout import Shapes, States, copy_into, part
+from turnwise.engines.slots.kv_layout import KVLayout, KVStates, copy_into, token_range
 from turnwise.types import Tokens
 
 
-class Node:
-    """A run of tokens that follows its parent's. Its first `filled` tokens have their keys and values in `states`."""
+class PrefixNode:
+    """A run of tokens that follows its parent's. `states` holds keys and values of its first `num_cached_tokens`."""
 
-    __slots__ = ("children", "filled", "left", "parent", "pins", "start", "states", "tokens", "used", "users")
+    __slots__ = (
+        "children",
+        "detached",
+        "last_used",
+        "num_cached_tokens",
+        "parent",
+        "pins",
+        "start",
+        "states",
+        "tokens",
+        "users",
+    )
 
-    def __init__(self, tokens: Tokens, parent: Node | None, start: int) -> None:
+    def __init__(self, tokens: Tokens, parent: PrefixNode | None, start: int) -> None:
         self.tokens = tokens
         self.parent = parent
         self.start = start
-        self.children: dict[int, Node] = {}
-        self.states: States | None = None
-        self.filled = 0
-        self.pins = 0  # requests that are being computed with it: it stays
-        self.users = 0  # these, and the requests that wait for it
-        self.used = 0
-        self.left = False  # whether its tree is gone, and it stays only as long as it is pinned
+        self.children: dict[int, PrefixNode] = {}
+        self.states: KVStates | None = None
+        self.num_cached_tokens = 0
+        self.pins = 0  # running requests that read it: it must not be evicted
+        self.users = 0  # running and waiting requests that read it
+        self.last_used = 0
+        self.detached = False  # whether the tree has forgotten it, so that it lives only while it is pinned
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
 
     @property
-    def full(self) -> bool:
-        return self.filled == len(self.tokens)
+    def is_cached(self) -> bool:
+        return self.num_cached_tokens == len(self.tokens)
 
     @property
-    def held(self) -> States:
-        """Its keys and values, where they have room."""
+    def allocated(self) -> KVStates:
+        """Its keys and values, of a node that has memory for them."""
         assert self.states is not None
         return self.states
 
-    def path(self, above: Node | None = None) -> Iterator[Node]:
-        """This node and those before it, from the last to the first, without the root and from `above` on."""
-        node: Node | None = self
+    def path(self, above: PrefixNode | None = None) -> Iterator[PrefixNode]:
+        """This node and its ancestors, from the last to the first, up to `above` or the root, both excluded."""
+        node: PrefixNode | None = self
         while node is not None and node is not above and node.parent is not None:
             yield node
             node = node.parent
 
 
-NOWHERE = Node(np.zeros(0, np.int32), None, 0)
-"""Where a request is before it is looked up."""
+NO_NODE = PrefixNode(np.zeros(0, np.int32), None, 0)
+"""The node of a request that has not been looked up yet."""
 
 
 class Radix:
-    """Prefixes that share their beginnings, in room for `capacity` tokens; `spent` counts what lives elsewhere too.
+    """Prefixes that share their beginnings, in memory for `capacity` tokens. `num_allocated` counts the tokens that
+    have memory, those of requests' rows included.
 
-    What nobody uses is dropped where room is needed, the least recently used first.
+    Where memory is needed, nodes that no request reads are evicted, the least recently used first.
     """
 
-    def __init__(self, shapes: Shapes, capacity: int) -> None:
-        self.shapes = shapes
+    def __init__(self, layout: KVLayout, capacity: int) -> None:
+        self.layout = layout
         self.capacity = capacity
-        self.spent = 0
+        self.num_allocated = 0
         self.clock = 0
-        self.root = Node(np.zeros(0, np.int32), None, 0)
+        self.root = PrefixNode(np.zeros(0, np.int32), None, 0)
 
-    # ------------------------------------------------------------ shape
+    # ------------------------------------------------------------ the tree
 
-    def insert(self, tokens: Tokens, under: Node | None = None) -> Node:
+    def insert(self, tokens: Tokens, under: PrefixNode | None = None) -> PrefixNode:
         """The node at whose end exactly these tokens were read, from `under` or the root on."""
-        node, place = under or self.root, 0
-        while place < len(tokens):
-            child = node.children.get(int(tokens[place]))
+        node, start = under or self.root, 0
+        while start < len(tokens):
+            child = node.children.get(int(tokens[start]))
             if child is None:
-                child = Node(tokens[place:].copy(), node, node.end)
-                node.children[int(tokens[place])] = child
+                child = PrefixNode(tokens[start:].copy(), node, node.end)
+                node.children[int(tokens[start])] = child
                 return child
-            common = common_length(child.tokens, tokens[place:])
+            common = common_length(child.tokens, tokens[start:])
             node = child if common == len(child.tokens) else self.split(child, common)
-            place += common
+            start += common
         return node
 
-    def split(self, node: Node, count: int) -> Node:
-        """A new node of the first `count` tokens, before the rest. The rest stays the same object, so that whoever
-        holds it still holds all of it."""
+    def split(self, node: PrefixNode, count: int) -> PrefixNode:
+        """A new parent of a node with the first `count` of its tokens; the node keeps the rest, so that
+        whoever holds it still holds the whole path."""
         assert node.parent is not None
-        upper = Node(node.tokens[:count], node.parent, node.start)
-        upper.pins, upper.users, upper.used, upper.left = node.pins, node.users, node.used, node.left
-        upper.filled = min(node.filled, count)
+        upper = PrefixNode(node.tokens[:count], node.parent, node.start)
+        upper.pins, upper.users, upper.last_used, upper.detached = node.pins, node.users, node.last_used, node.detached
+        upper.num_cached_tokens = min(node.num_cached_tokens, count)
         if node.states is not None:
-            upper.states, lower = self.shapes.empty(count), self.shapes.empty(len(node.tokens) - count)
-            copy_into(upper.states, part(node.states, 0, count))
-            copy_into(lower, part(node.states, count, len(node.tokens)))
+            upper.states, lower = self.layout.empty(count), self.layout.empty(len(node.tokens) - count)
+            copy_into(upper.states, token_range(node.states, 0, count))
+            copy_into(lower, token_range(node.states, count, len(node.tokens)))
             node.states = lower
         upper.children[int(node.tokens[count])] = node
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
-        node.tokens, node.start, node.filled = node.tokens[count:], node.start + count, node.filled - upper.filled
+        node.tokens, node.start = node.tokens[count:], node.start + count
+        node.num_cached_tokens -= upper.num_cached_tokens
         return upper
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[PrefixNode]:
         stack = [self.root]
         while stack:
             children = stack.pop().children.values()
             yield from children
             stack.extend(children)
 
-    # ------------------------------------------------------------ use
+    # ------------------------------------------------------------ users
 
-    def enter(self, tokens: Tokens) -> Node:
-        """The node of a request's tokens, which will be wanted."""
+    def add_user(self, tokens: Tokens) -> PrefixNode:
+        """The node of a request's tokens, which the request will read."""
         node = self.insert(tokens)
         for each in node.path():
             each.users += 1
         return node
 
-    def leave(self, node: Node, above: Node | None = None) -> None:
-        """Take back `enter` for the part of the path below `above`; what then has no purpose goes."""
+    def remove_user(self, node: PrefixNode, above: PrefixNode | None = None) -> None:
+        """Undo `add_user` for the part of the path below `above`; nodes that nobody needs go."""
         for each in list(node.path(above)):
             each.users -= 1
             self.prune(each)
 
-    def prune(self, node: Node) -> None:
+    def prune(self, node: PrefixNode) -> None:
         if node.users or node.children or node.states is not None or node.parent is None:
             return
         if node.parent.children.get(int(node.tokens[0])) is node:
             del node.parent.children[int(node.tokens[0])]
 
-    def pin(self, node: Node) -> None:
-        """Keep a path until it is unpinned."""
+    def pin(self, node: PrefixNode) -> None:
+        """Protect a path from eviction until it is unpinned."""
         self.clock += 1
         for each in node.path():
             each.pins += 1
-            each.used = self.clock
+            each.last_used = self.clock
 
-    def unpin(self, node: Node, above: Node | None = None) -> None:
+    def unpin(self, node: PrefixNode, above: PrefixNode | None = None) -> None:
         for each in list(node.path(above)):
             each.pins -= 1
-            if each.left and not each.pins:
-                self.empty(each)
+            if each.detached and not each.pins:
+                self.release(each)
 
-    # ------------------------------------------------------------ room
+    # ------------------------------------------------------------ memory
 
-    def missing(self, node: Node) -> int:
-        """Tokens of a path that have no room yet."""
+    def num_unallocated(self, node: PrefixNode) -> int:
+        """Tokens of a path that have no memory yet."""
         return sum(len(each.tokens) for each in node.path() if each.states is None)
 
-    def fill_in(self, node: Node) -> None:
-        """Give every node of a path its room, which `make_room` has made before."""
+    def allocate(self, node: PrefixNode) -> None:
+        """Give a node memory for its keys and values; `make_room` must have found it before."""
+        if node.states is None:
+            node.states = self.layout.empty(len(node.tokens))
+            self.num_allocated += len(node.tokens)
+
+    def allocate_path(self, node: PrefixNode) -> None:
         for each in node.path():
-            if each.states is None:
-                each.states = self.shapes.empty(len(each.tokens))
-                self.spent += len(each.tokens)
+            self.allocate(each)
+
+    def release(self, node: PrefixNode) -> None:
+        """Drop a node's keys and values."""
+        if node.states is not None:
+            self.num_allocated -= len(node.tokens)
+            node.states, node.num_cached_tokens = None, 0
 
     def make_room(self, count: int) -> bool:
-        """Whether there is room for so many more tokens, once the least recently used of what nobody is computing with
-        was dropped: first what nobody wants, then what somebody waits for."""
-        lacking = self.spent + count - self.capacity
+        """Whether so many more tokens fit, after evicting as many nodes as that needs: the least recently used first,
+        those that no request waits for before those that one does."""
+        lacking = self.num_allocated + count - self.capacity
         if lacking <= 0:
             return True
         idle = [node for node in self.nodes() if node.states is not None and not node.pins]
         if sum(len(node.tokens) for node in idle) < lacking:
             return False
-        # A node was used no later than its parent and is wanted by no more, so that children go first.
-        for node in sorted(idle, key=lambda node: (node.users > 0, node.used, -node.start)):
-            if self.spent + count <= self.capacity:
+        # A node was used no later than its parent and has no more users, so that children go first.
+        for node in sorted(idle, key=lambda node: (node.users > 0, node.last_used, -node.start)):
+            if self.num_allocated + count <= self.capacity:
                 break
-            self.empty(node)
+            self.release(node)
             self.prune(node)
         return True
 
-    def empty(self, node: Node) -> None:
-        """Drop a node's keys and values."""
-        if node.states is not None:
-            self.spent -= len(node.tokens)
-            node.states, node.filled = None, 0
-
     def forget(self) -> None:
-        """Begin anew, without a memory of what was used when; what is pinned stays with whoever pinned it."""
+        """Start an empty tree, without a memory of what was used when; pinned nodes stay with those who pinned them."""
         for node in list(self.nodes()):
-            node.left = True
+            node.detached = True
             if not node.pins:
-                self.empty(node)
-        self.root.left = True
-        self.root = Node(np.zeros(0, np.int32), None, 0)
+                self.release(node)
+        self.root.detached = True
+        self.root = PrefixNode(np.zeros(0, np.int32), None, 0)
         self.clock = 0
 
 

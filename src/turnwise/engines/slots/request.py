@@ -1,4 +1,4 @@
-"""A call in an engine's hands."""
+"""One call to the slot engine, from its submission to its completion."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnwise.engines.base import Completion, Sampling
-from turnwise.engines.slots.radix import NOWHERE, Node
+from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
 from turnwise.types import Floats, StopReason, Tokens, TurnTiming
+
+NO_SLOT = -1
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A call, what was sampled for it before it last lost its slot, and where it is now."""
+    """A call, the tokens sampled for it before it last lost its slot, and its slot now."""
 
     prompt: Tokens
     sampling: Sampling
@@ -26,28 +28,29 @@ class Request:
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
-    node: Node = NOWHERE
-    """The last node of the prefix tree that its prompt follows, and its row does not hold."""
-    slot: int = -1
-    submitted: float = field(default_factory=time.perf_counter)
-    admitted: float = 0.0
-    first: float = 0.0
-    recent: RecentText = field(init=False)
-    """The end of what it says, where stop strings are looked for."""
+    node: PrefixNode = NO_NODE
+    """The last node of the prefix tree that the request reads; the tokens after it are in the request's row."""
+    slot: int = NO_SLOT
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    recent_text: RecentText = field(init=False)
+    """The end of the sampled text, where stop strings are looked for."""
 
     def __post_init__(self) -> None:
-        self.recent = RecentText(max(map(len, self.sampling.stop), default=0))
+        self.recent_text = RecentText(max(map(len, self.sampling.stop), default=0))
 
     @property
-    def known(self) -> Tokens:
+    def all_tokens(self) -> Tokens:
+        """The prompt and the tokens sampled before the request last lost its slot."""
         return np.concatenate([self.prompt, self.tokens])
 
     def completion(self, stop: StopReason) -> Completion:
-        """All that was sampled, as it is handed over."""
+        """All that was sampled, in arrays that nobody can write to."""
         now = time.perf_counter()
-        admitted = self.admitted or now
-        first = self.first or now
+        admitted_at = self.admitted_at or now
+        first_token_at = self.first_token_at or now
         for array in (self.tokens, self.logprobs, self.versions):
             array.flags.writeable = False
-        timing = TurnTiming(admitted - self.submitted, first - admitted, now - first)
+        timing = TurnTiming(admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at)
         return Completion(self.tokens, self.logprobs, self.versions, stop, timing)

@@ -17,8 +17,8 @@ LAST = {torch.float64: 1 - 2.0**-52, torch.float32: 1 - 2.0**-23}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How each row's distribution is shaped before drawing; `None` where no row asks for it."""
+class BatchSampling:
+    """How a token of each row is drawn; `None` where no row asks for it."""
 
     temperature: Tensor | None
     """[B] with 0 for greedy rows."""
@@ -28,18 +28,18 @@ class Shape:
     """[B] with 0 for all."""
 
 
-def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens [B], logprobs [B]) from logits [B, V] and uniform noise [B] in [0, 1). A row whose logits are no numbers
-    has NaN for its logprob, and no meaning as a token."""
+def draw(logits: Tensor, sampling: BatchSampling, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens [B], logprobs [B]) from logits [B, V] and uniform noise [B] in [0, 1). A row whose logits are NaN has NaN
+    for its logprob, and its token has no meaning."""
     logits = logits.float()
     greedy = None
-    if shape.temperature is not None:
-        greedy = shape.temperature == 0
-        logits = logits / torch.where(greedy, 1.0, shape.temperature)[:, None]
-    if shape.top_k is not None:
-        logits = keep_top_k(logits, shape.top_k)
-    if shape.top_p is not None:
-        logits = keep_top_p(logits.log_softmax(-1), shape.top_p)
+    if sampling.temperature is not None:
+        greedy = sampling.temperature == 0
+        logits = logits / torch.where(greedy, 1.0, sampling.temperature)[:, None]
+    if sampling.top_k is not None:
+        logits = keep_top_k(logits, sampling.top_k)
+    if sampling.top_p is not None:
+        logits = keep_top_p(logits.log_softmax(-1), sampling.top_p)
     top = logits.amax(-1, keepdim=True)
     weights = (logits - top).exp_()
     tokens, total = invert(weights, noise)
@@ -54,8 +54,8 @@ def draw(logits: Tensor, shape: Shape, noise: Tensor) -> tuple[Tensor, Tensor]:
 def invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(the token at which each row's running sum of weights passes its share `noise` of the total, that total).
 
-    Sums of blocks are added up first and only the block that decides is looked into: a running sum in float64 of a
-    whole vocabulary would cost more than all else here.
+    The sums of blocks are added up first, and only the block that decides is read in detail: a running sum in float64
+    over a whole vocabulary would cost more than everything else here.
     """
     wide = torch.float32 if weights.device.type == "mps" else torch.float64  # mps has no float64
     spare = -weights.shape[-1] % BLOCK
@@ -68,8 +68,8 @@ def invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     inside = blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0].to(wide).cumsum(-1)
     # Rounding may leave a share of 1 or more of the block, whose last weights may be 0.
     share = ((threshold[:, None] - before) / (sums.gather(1, block) - before)).clamp_(max=LAST[wide])
-    place = torch.searchsorted(inside, share * inside[:, -1:], right=True).clamp_(max=BLOCK - 1)
-    return (block * BLOCK + place)[:, 0].clamp_(max=weights.shape[-1] - 1), total
+    in_block = torch.searchsorted(inside, share * inside[:, -1:], right=True).clamp_(max=BLOCK - 1)
+    return (block * BLOCK + in_block)[:, 0].clamp_(max=weights.shape[-1] - 1), total
 
 
 def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """vLLM as an engine: tokens in, tokens out, with the logprob and the version of every one.
 
-vLLM has a copy of the weights of its own, in a process of its own, here or elsewhere. It names the version that sampled
-each token. Prefixes are computed anew after each load, because calls are salted with its number: nothing has to be
-reset while other calls are under way.
+vLLM has a copy of the weights in another process, on this machine or another. It names the version that sampled each
+token. Prefixes are computed again after each load, because the cache salt of a call has the number of the load: nothing
+has to be reset while other calls are under way.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
-from turnwise.engines.vllm.service import Answer, Call, Service
+from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
 from turnwise.types import StopReason, Tokens
-from turnwise.weights.vllm_transfer import Transfer
+from turnwise.weights.vllm_transfer import WeightTransfer
 
-COLDEST_OF_VLLM = 0.01
+MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this, except 0."""
 ABORT_SECONDS = 0.05
-"""How long an abort waits for its call to end before it says so again: vLLM forgets one that comes before the call."""
+"""How long an abort waits for its call to end before it is repeated: vLLM ignores one that comes before the call."""
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
-    """A caller, from when it comes until it goes."""
+class PendingCall:
+    """A call to the engine until it is answered."""
 
     session: str
-    turn: asyncio.Future[bool]
-    """Whether it may go on: True when a slot is free, False when it was aborted before that."""
-    work: asyncio.Task[Answer] | None = None
+    admitted: asyncio.Future[bool]
+    """True when a slot is free, False when the call was aborted before that."""
+    request: asyncio.Task[VllmAnswer] | None = None
+    """The request to vLLM."""
     name: str = ""
     aborted: bool = False
 
 
 class VllmEngine:
-    """`Engine` over a `Service`, with at most `slots` calls under way: vLLM has no queue of its own then, in which a
-    call would wait through a load and go on from prefixes that older weights computed.
+    """`Engine` over a `VllmService`, with at most `slots` calls under way. So no call waits in vLLM's queue during a
+    load and then continues from prefixes that older weights computed.
 
     Example:
         VllmEngine(VllmServer("http://host:8000"), FileTransfer(torch.float32), slots=64, context=4096,
@@ -55,8 +56,8 @@ class VllmEngine:
 
     def __init__(
         self,
-        service: Service,
-        transfer: Transfer,
+        service: VllmService,
+        transfer: WeightTransfer,
         *,
         slots: int,
         context: int,
@@ -65,9 +66,9 @@ class VllmEngine:
         tensors: Iterable[str],
         version: int = 0,
         keep_cache: bool = False,
-        first: Mapping[str, Any] | None = None,
+        first_weights: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tensors` are the names that every load must have; `first` are the weights of `version`, where the service
+        """`tensors` are the names that every load must have; `first_weights` are those of `version`, where the service
         starts with others; `keep_cache` reuses prefixes that older weights computed."""
         self.service = service
         self.transfer = transfer
@@ -75,13 +76,13 @@ class VllmEngine:
         self.vocabulary = vocabulary
         self.version = version
         self.keep_cache = keep_cache
-        self.first = first
+        self.first_weights = first_weights
         self.end_tokens = sorted(set(end_tokens))
         self.tensors = frozenset(tensors)
-        self.free = slots
-        self.queue: deque[Visit] = deque()
-        self.visits: list[Visit] = []
-        self.num_loads = self.forgotten = 0
+        self.free_slots = slots
+        self.waiting: deque[PendingCall] = deque()
+        self.calls: list[PendingCall] = []
+        self.num_loads = self.num_forgets = 0
         self.started = self.paused = self.closed = False
         self.changing = asyncio.Lock()  # held while weights, pauses and the service itself change
         self.numbers = itertools.count()
@@ -98,95 +99,95 @@ class VllmEngine:
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
-        if 0 < sampling.temperature < COLDEST_OF_VLLM:
-            raise ValueError(f"vLLM samples at a temperature of 0, or of {COLDEST_OF_VLLM} and more; set that")
+        if 0 < sampling.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"vLLM samples at a temperature of 0, or of {MIN_TEMPERATURE} and more; set that")
         if self.closed:
             raise EngineFailure("the engine was closed")
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
-        came = time.perf_counter()
-        visit = Visit(session, asyncio.get_running_loop().create_future())
-        self.visits.append(visit)
+        submitted_at = time.perf_counter()
+        call = PendingCall(session, asyncio.get_running_loop().create_future())
+        self.calls.append(call)
         try:
-            if not await self.enter(visit):
+            if not await self.allocate_slot(call):
                 return completion_of(None, sampling)
             try:
-                queued = time.perf_counter() - came
-                answer = await self.ask(visit, tokens, sampling_params(sampling, self, len(tokens), seed))
+                queued = time.perf_counter() - submitted_at
+                answer = await self.ask(call, tokens, sampling_params(sampling, self, len(tokens), seed))
             finally:
-                self.leave()
+                self.release_slot()
         finally:
-            self.visits.remove(visit)
-        found = completion_of(answer, sampling)
-        return replace(found, timing=replace(found.timing, queued=found.timing.queued + queued))
+            self.calls.remove(call)
+        completion = completion_of(answer, sampling)
+        return replace(completion, timing=replace(completion.timing, queued=completion.timing.queued + queued))
 
-    async def ask(self, visit: Visit, prompt: Tokens, sampling: Mapping[str, Any]) -> Answer | None:
-        """vLLM's answer; None where the caller was aborted before it was asked."""
+    async def ask(self, call: PendingCall, prompt: Tokens, sampling: Mapping[str, Any]) -> VllmAnswer | None:
+        """vLLM's answer; None where the call was aborted before vLLM got it."""
         tokens: list[int] = prompt.tolist()
         while True:
             async with self.changing:
                 await self.start()
                 version, salt = self.version, self.salt
-            if visit.aborted:
+            if call.aborted:
                 return None
-            visit.name = f"{self.prefix}-{next(self.numbers)}"
-            call = Call(visit.name, tokens, sampling, salt, visit.session)
-            visit.work = asyncio.create_task(self.service.generate(call), name=f"vLLM {visit.name}")
+            call.name = f"{self.prefix}-{next(self.numbers)}"
+            request = VllmCall(call.name, tokens, sampling, salt, call.session)
+            call.request = asyncio.create_task(self.service.generate(request), name=f"vLLM {call.name}")
             try:
                 with self.busy:
-                    answer = await visit.work
+                    answer = await call.request
             except asyncio.CancelledError:
                 if self.closed and not cancelled_from_outside():
                     raise EngineFailure("the engine was closed") from None
-                visit.work.cancel()
-                await asyncio.gather(visit.work, return_exceptions=True)
+                call.request.cancel()
+                await asyncio.gather(call.request, return_exceptions=True)
                 raise
-            except Exception as error:  # whatever vLLM or the network does is a failure of the engine
+            except Exception as error:  # any error of vLLM or the network is a failure of the engine
                 raise EngineFailure(f"vLLM failed: {in_one_line(error)}") from error
-            # A call that a load overtook before its first token may have looked at prefixes of the older weights.
-            if visit.aborted or self.keep_cache or not answer.tokens or answer.spans[0].version == str(version):
+            # A call that was sent before a load and sampled after it may have read prefixes of the older weights.
+            if call.aborted or self.keep_cache or not answer.tokens or answer.spans[0].version == str(version):
                 return answer
 
     @property
     def salt(self) -> str:
-        return f"{0 if self.keep_cache else self.num_loads}.{self.forgotten}"
+        return f"{0 if self.keep_cache else self.num_loads}.{self.num_forgets}"
 
-    async def enter(self, visit: Visit) -> bool:
-        """Wait for a slot; False where the visit was aborted first."""
-        if self.free and not self.queue:
-            self.free -= 1
+    async def allocate_slot(self, call: PendingCall) -> bool:
+        """Wait for a slot; False where the call was aborted first."""
+        if self.free_slots and not self.waiting:
+            self.free_slots -= 1
             return True
-        self.queue.append(visit)
+        self.waiting.append(call)
         try:
-            return await visit.turn
+            return await call.admitted
         except asyncio.CancelledError:
-            if visit.turn.done() and not visit.turn.cancelled() and visit.turn.result():
-                self.leave()
+            if call.admitted.done() and not call.admitted.cancelled() and call.admitted.result():
+                self.release_slot()
             raise
 
-    def leave(self) -> None:
-        """Hand a slot on."""
-        while self.queue:
-            following = self.queue.popleft()
-            if not following.turn.done():
-                following.turn.set_result(True)
+    def release_slot(self) -> None:
+        """Give a slot to the next waiting call."""
+        while self.waiting:
+            call = self.waiting.popleft()
+            if not call.admitted.done():
+                call.admitted.set_result(True)
                 return
-        self.free += 1
+        self.free_slots += 1
 
     async def abort(self, session: str) -> None:
-        ending = [visit for visit in self.visits if visit.session == session]
-        for visit in ending:
-            visit.aborted = True
-            if visit in self.queue and not visit.turn.done():
-                visit.turn.set_result(False)
-        await asyncio.gather(*(self.end(visit) for visit in ending))
+        calls = [call for call in self.calls if call.session == session]
+        for call in calls:
+            call.aborted = True
+            if call in self.waiting and not call.admitted.done():
+                call.admitted.set_result(False)
+        await asyncio.gather(*(self.end(call) for call in calls))
 
-    async def end(self, visit: Visit) -> None:
-        """Have an aborted call answer."""
-        while visit in self.visits:
-            if visit.work is not None and not visit.work.done():
-                await self.service.abort(visit.name)
-                await asyncio.wait({visit.work}, timeout=ABORT_SECONDS)
+    async def end(self, call: PendingCall) -> None:
+        """Returns when an aborted call is answered."""
+        while call in self.calls:
+            if call.request is not None and not call.request.done():
+                await self.service.abort(call.name)
+                await asyncio.wait({call.request}, timeout=ABORT_SECONDS)
             else:
                 await asyncio.sleep(0)
 
@@ -196,13 +197,13 @@ class VllmEngine:
         if missing := self.tensors - weights.keys():
             raise EngineFailure(f"a weight load lacks {len(missing)} tensors, for instance {min(missing)}")
         async with self.changing:
-            self.first = None
+            self.first_weights = None
             await self.start()
             await self.send(weights, version)
 
     async def send(self, weights: Mapping[str, Any], version: int) -> None:
-        """Load between two tokens. After a load that failed nothing is sampled before one has succeeded: nobody knows
-        which weights are there."""
+        """Load between two tokens. After a failed load vLLM has unknown weights, and stays paused until one
+        succeeds."""
         try:
             await self.service.pause()
             await self.transfer.send(weights, version, self.service)
@@ -225,19 +226,19 @@ class VllmEngine:
         if not self.started:
             try:
                 await self.service.start(self.context)
-                if self.first is None:
+                if self.first_weights is None:
                     await self.service.name_version(str(self.version))
             except Exception as error:
                 raise EngineFailure(f"vLLM did not start: {in_one_line(error)}") from error
             self.started = True
-        if self.first is not None:
-            await self.send(self.first, self.version)
-            self.first = None
+        if self.first_weights is not None:
+            await self.send(self.first_weights, self.version)
+            self.first_weights = None
 
     # ------------------------------------------------------------ the rest
 
     async def forget(self) -> None:
-        self.forgotten += 1
+        self.num_forgets += 1
 
     async def pause(self) -> None:
         async with self.changing:
@@ -253,12 +254,12 @@ class VllmEngine:
 
     async def close(self) -> None:
         self.closed = True
-        for visit in self.visits:
-            if not visit.turn.done():
-                visit.turn.set_exception(EngineFailure("the engine was closed"))
-                visit.turn.exception()
-            if visit.work is not None:
-                visit.work.cancel()
+        for call in self.calls:
+            if not call.admitted.done():
+                call.admitted.set_exception(EngineFailure("the engine was closed"))
+                call.admitted.exception()  # nobody may be waiting for it
+            if call.request is not None:
+                call.request.cancel()
         async with self.changing:
             if self.started:
                 self.started = False
@@ -268,8 +269,7 @@ class VllmEngine:
 
 
 def sampling_params(sampling: Sampling, engine: VllmEngine, prompt_tokens: int, seed: int) -> dict[str, Any]:
-    """How vLLM is told to sample. It ends at our end tokens and no others, and text is made only to look for stop
-    strings in it."""
+    """vLLM's SamplingParams. Only our end tokens end an action, and text is decoded only to look for stop strings."""
     return {
         "max_tokens": min(sampling.max_tokens, engine.context - prompt_tokens),
         "temperature": sampling.temperature,
@@ -293,8 +293,8 @@ def signed(seed: int) -> int:
     return number if number != -1 else -2
 
 
-def completion_of(answer: Answer | None, sampling: Sampling) -> Completion:
-    """What was sampled; None is a call that was aborted before it began."""
+def completion_of(answer: VllmAnswer | None, sampling: Sampling) -> Completion:
+    """The completion of vLLM's answer; None is a call that was aborted before vLLM got it."""
     if answer is None:
         return nothing(StopReason.abort)
     tokens = np.asarray(answer.tokens, np.int32)
@@ -302,14 +302,14 @@ def completion_of(answer: Answer | None, sampling: Sampling) -> Completion:
     if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
         raise EngineFailure(f"vLLM gave {len(tokens)} tokens no finite logprob each: the model's logits are no numbers")
     if sampling.temperature == 0:
-        logprobs = np.zeros_like(logprobs)  # the distribution sampled from has one token; vLLM tells another's
+        logprobs = np.zeros_like(logprobs)  # a greedy choice is certain; vLLM's logprobs are before that choice
     versions = versions_of(answer, len(tokens))
     for array in (tokens, logprobs, versions):
         array.flags.writeable = False
     return Completion(tokens, logprobs, versions, stop_reason(answer), answer.timing)
 
 
-def versions_of(answer: Answer, num_tokens: int) -> Tokens:
+def versions_of(answer: VllmAnswer, num_tokens: int) -> Tokens:
     """The version of every token."""
     versions = np.full(num_tokens, -1, np.int32)
     for span in answer.spans:
@@ -321,7 +321,7 @@ def versions_of(answer: Answer, num_tokens: int) -> Tokens:
     return versions
 
 
-def stop_reason(answer: Answer) -> StopReason:
+def stop_reason(answer: VllmAnswer) -> StopReason:
     if answer.finish == "stop":
         return StopReason.stop_string if isinstance(answer.stop, str) else StopReason.end_token
     if answer.finish in ("length", "abort"):
@@ -330,7 +330,7 @@ def stop_reason(answer: Answer) -> StopReason:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's own text, or that of what caused it: vLLM wraps some in empty ones."""
+    """The text of an error, or of its cause: vLLM wraps some in empty ones."""
     while not str(error) and error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]

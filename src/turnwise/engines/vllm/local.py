@@ -1,4 +1,4 @@
-"""A vLLM of our own: its AsyncLLM in this process, its computation in a child of it."""
+"""A vLLM that the run starts: its AsyncLLM in this process, its forward passes in a child."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.engines.vllm.service import Answer, Call, Span
+from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
-from turnwise.weights.vllm_transfer import BACKEND, MEMORY
+from turnwise.weights.shared_memory import shared_memory_folder
+from turnwise.weights.vllm_file import BACKEND
 
 MIB = 1 << 20
 DEFAULT_CACHE = 1024
@@ -24,7 +25,7 @@ BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How a vLLM of our own is made.
+    """Settings of a vLLM that the run starts.
 
     Example:
         LocalSettings(slots=64, dtype="float32", device="cpu", threads=1)
@@ -50,7 +51,7 @@ class LocalSettings:
 
 
 class LocalVllm:
-    """`Service` that starts a vLLM on a model that `save` writes into a folder."""
+    """`VllmService` that starts a vLLM on a model that `save` writes into a folder."""
 
     def __init__(self, save: Callable[[Path], None], settings: LocalSettings) -> None:
         self.save = save
@@ -61,15 +62,15 @@ class LocalVllm:
     async def start(self, context: int) -> None:
         if self.llm is None:
             self.create(context)
-        # It says that it is ready a little before it has read the folder for the last time.
+        # vLLM reports that it is ready shortly before it reads the folder for the last time.
         await self.alive(self.llm.get_weight_version())
         self.folder.cleanup()
 
     def create(self, context: int) -> None:
-        """Start vLLM's process. It takes its time, and nothing else happens in this one meanwhile."""
-        self.folder = tempfile.TemporaryDirectory(prefix="turnwise-", dir=MEMORY if MEMORY.is_dir() else None)
+        """Start vLLM's process; blocks until it is ready."""
+        self.folder = tempfile.TemporaryDirectory(prefix="turnwise-", dir=shared_memory_folder())
         self.save(Path(self.folder.name))
-        with environment(quiet(self.settings)):
+        with environment(vllm_variables(self.settings)):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -77,7 +78,7 @@ class LocalVllm:
 
             arguments = AsyncEngineArgs(model=self.folder.name, **engine_arguments(self.settings, context))
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-            with environment(of_children(self.settings)):
+            with environment(child_variables(self.settings)):
                 self.llm = AsyncLLM(
                     config,
                     Executor.get_class(config),
@@ -87,7 +88,7 @@ class LocalVllm:
                 )
 
     async def alive(self, answer: Awaitable[Any]) -> Any:
-        """What vLLM's process answers; where it dies, vLLM itself would wait for ever."""
+        """The answer of vLLM's process, or a RuntimeError where it died: vLLM itself would wait for ever."""
         waiting = asyncio.ensure_future(answer)
         try:
             while not (await asyncio.wait({waiting}, timeout=1.0))[0]:
@@ -97,23 +98,23 @@ class LocalVllm:
         finally:
             waiting.cancel()
 
-    async def generate(self, call: Call) -> Answer:
+    async def generate(self, call: VllmCall) -> VllmAnswer:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         prompt = tokens_input(call.prompt, cache_salt=call.salt)
         sampling = SamplingParams(**call.sampling, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True)
         last: Any = None
-        async for output in self.llm.generate(prompt, sampling, call.name, session_id=call.session):
-            last = output
-        [found] = last.outputs
-        logprobs = found.logprobs
-        return Answer(
-            tokens=list(found.token_ids),
-            logprobs=[logprobs.logprobs[place] for place in logprobs.start_indices] if logprobs else [],
-            spans=[Span(span.version, span.start, span.end) for span in found.weight_versions or ()],
-            finish=found.finish_reason,
-            stop=found.stop_reason,
+        async for update in self.llm.generate(prompt, sampling, call.name, session_id=call.session):
+            last = update
+        [output] = last.outputs
+        logprobs = output.logprobs
+        return VllmAnswer(
+            tokens=list(output.token_ids),
+            logprobs=[logprobs.logprobs[index] for index in logprobs.start_indices] if logprobs else [],
+            spans=[Span(span.version, span.start, span.end) for span in output.weight_versions or ()],
+            finish=output.finish_reason,
+            stop=output.stop_reason,
             timing=timing_of(last.metrics),
         )
 
@@ -155,8 +156,8 @@ class LocalVllm:
 
 
 def engine_arguments(settings: LocalSettings, context: int) -> dict[str, Any]:
-    """What vLLM is told about itself."""
-    found = {
+    """vLLM's engine arguments."""
+    arguments = {
         "max_model_len": context,
         "dtype": settings.dtype,
         "max_num_seqs": settings.slots,
@@ -171,43 +172,43 @@ def engine_arguments(settings: LocalSettings, context: int) -> dict[str, Any]:
         "worker_extension_cls": "turnwise.engines.vllm.worker.Extension",
     }
     cache = settings.cache or (DEFAULT_CACHE if settings.device == "cpu" else 0)
-    found |= {"kv_cache_memory_bytes": cache * MIB} if cache else {"gpu_memory_utilization": settings.memory}
+    arguments |= {"kv_cache_memory_bytes": cache * MIB} if cache else {"gpu_memory_utilization": settings.memory}
     if settings.tensor_parallel == 1:
-        found["distributed_executor_backend"] = "uni"
+        arguments["distributed_executor_backend"] = "uni"
     if settings.device == "cpu":
-        # A prompt that is computed in parts would take back noise it has drawn, which a CPU's generators cannot.
+        # Chunked prefill would rewind the noise of a request, which generators on a CPU cannot do.
         whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(settings.pass_tokens, context)}
-        found |= {"block_size": BLOCK, **whole}
-    return found
+        arguments |= {"block_size": BLOCK, **whole}
+    return arguments
 
 
-def quiet(settings: LocalSettings) -> dict[str, str]:
-    """vLLM's own variables, read when it is imported and when it starts processes; what a person has set comes
-    first."""
-    found = {
+def vllm_variables(settings: LocalSettings) -> dict[str, str]:
+    """Environment variables that vLLM reads when it is imported and when it starts processes; values that the user has
+    set win."""
+    variables = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would inherit the learner's threads, and hang
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
     if settings.transfer == "ipc":
-        found["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a handle to memory of a GPU travels as a pickle
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a handle to memory of a GPU travels as a pickle
     if settings.device == "cpu":
-        found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner computes on the same cores
-        found["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process and not two; AsyncLLM has at least that
-    return {name: os.environ.get(name, value) for name, value in found.items()}
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner computes on the same cores
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process and not two; AsyncLLM has at least that
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
-def of_children(settings: LocalSettings) -> dict[str, str]:
+def child_variables(settings: LocalSettings) -> dict[str, str]:
     """Variables for vLLM's processes that would do harm in this one."""
     if settings.device != "cpu":
         return {}
-    # Without a compiler: the first call would wait for it, for the sake of two small functions.
+    # No compiler: the first call would wait for it, and it would compile two small functions only.
     return {"OMP_NUM_THREADS": str(settings.threads), **({"TORCHDYNAMO_DISABLE": "1"} if settings.eager else {})}
 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have variables set for the processes that start meanwhile."""
+    """Set environment variables for processes that start meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -231,7 +232,7 @@ def timing_of(metrics: Any) -> TurnTiming:
 
 
 def silent_logger() -> Any:
-    """A logger of vLLM's statistics that says nothing."""
+    """A logger of vLLM's statistics that logs nothing."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Silent(StatLoggerBase):

@@ -1,23 +1,23 @@
-"""A vLLM server that somebody else runs, over HTTP: vLLM's routes for tokens, and those for reinforcement learning."""
+"""A vLLM server over HTTP, started by the user: vLLM's routes for tokens and those for reinforcement learning."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from turnwise.engines.vllm.service import Answer, Call, Span
+from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
 
 SESSION = "X-Session-ID"
-"""By which routers in front of several vLLMs keep the turns of an attempt together."""
-NAMED = "generate-tokens-"
-"""What vLLM puts before the name of a call."""
+"""Header by which routers in front of several vLLMs keep the turns of an attempt on one of them."""
+CALL_PREFIX = "generate-tokens-"
+"""vLLM puts this before the name of a call."""
 LOAD_SECONDS = 1800.0
 LOGPROBS = "processed_logprobs"
 
 
 class VllmServer:
-    """`Service` behind a URL.
+    """`VllmService` behind a URL.
 
     Example:
         VllmServer("http://localhost:8000")
@@ -28,7 +28,7 @@ class VllmServer:
         self.session: Any = None
 
     async def start(self, context: int) -> None:
-        """Connect, and refuse a server whose logprobs are others or whose context is shorter."""
+        """Connect, and refuse a server with other logprobs or a shorter context."""
         import aiohttp
 
         self.session = aiohttp.ClientSession(
@@ -49,29 +49,29 @@ class VllmServer:
                 f"{self.url} serves {info['max_model_len']} tokens, and {context} are needed; start it with "
                 f"--max-model-len {context}"
             )
-        await self.post("inference/v1/abort_requests", {"request_ids": []})  # whether it would take tokens
+        await self.post("inference/v1/abort_requests", {"request_ids": []})  # fails where the routes for tokens are off
 
-    async def generate(self, call: Call) -> Answer:
-        began = time.perf_counter()
+    async def generate(self, call: VllmCall) -> VllmAnswer:
+        started = time.perf_counter()
         body = {
             "request_id": call.name,
             "token_ids": call.prompt,
             "sampling_params": dict(call.sampling),
             "cache_salt": call.salt,
         }
-        found = await self.post("inference/v1/generate", body, headers={SESSION: call.session})
-        [choice] = found["choices"]
-        return Answer(
+        response = await self.post("inference/v1/generate", body, headers={SESSION: call.session})
+        [choice] = response["choices"]
+        return VllmAnswer(
             tokens=choice["token_ids"],
             logprobs=[one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()],
             spans=[Span(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
             finish=choice["finish_reason"],
             stop=choice["stop_reason"],
-            timing=TurnTiming(decode=time.perf_counter() - began),
+            timing=TurnTiming(decode=time.perf_counter() - started),
         )
 
     async def abort(self, name: str) -> None:
-        await self.post("inference/v1/abort_requests", {"request_ids": [NAMED + name]})
+        await self.post("inference/v1/abort_requests", {"request_ids": [CALL_PREFIX + name]})
 
     async def pause(self) -> None:
         await self.post("pause", None, mode="keep", clear_cache="false")
@@ -129,7 +129,7 @@ class VllmServer:
             return await self.read(route, response)
 
     async def read(self, route: str, response: Any) -> Any:
-        """What a server answered; nothing but JSON is something."""
+        """The JSON of an answer; None for an answer without JSON."""
         if response.status == 404:
             raise RuntimeError(f"{self.url} has no /{route}; start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1")
         if response.status != 200:

@@ -1,4 +1,4 @@
-"""The border to a vLLM that runs: a call and its answer, whichever way they travel."""
+"""The border to a running vLLM: a call and its answer, in process or over HTTP."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.types import TurnTiming
-from turnwise.weights.vllm_transfer import Control
+from turnwise.weights.vllm_transfer import TransferControl
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class VllmCall:
     """One request to vLLM.
 
     Example:
-        Call("8f1c", [1, 17, 4], {"max_tokens": 64, "temperature": 1.0}, salt="3", session="train/hops/7/0/2/0")
+        VllmCall("8f1c", [1, 17, 4], {"max_tokens": 64, "temperature": 1.0}, salt="3", session="train/hops/7/0/2/0")
     """
 
     name: str
-    """By which it can be aborted."""
+    """To abort it by."""
     prompt: list[int]
     sampling: Mapping[str, Any]
     """As vLLM's SamplingParams call it."""
@@ -38,8 +38,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What vLLM says when a call has ended."""
+class VllmAnswer:
+    """The result of a finished call."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -51,29 +51,29 @@ class Answer:
     timing: TurnTiming = TurnTiming()
 
 
-class Service(Control, Protocol):
-    """A vLLM that runs: what an engine asks of it. Calls raise what they like; it becomes an EngineFailure."""
+class VllmService(TransferControl, Protocol):
+    """A running vLLM. Its methods may raise any exception; the engine turns it into an EngineFailure."""
 
     async def start(self, context: int) -> None:
         """Be ready for calls of so many tokens."""
         ...
 
-    async def generate(self, call: Call) -> Answer:
-        """An answer; a caller that goes away ends the call."""
+    async def generate(self, call: VllmCall) -> VllmAnswer:
+        """The answer to a call; cancelling this ends the call."""
         ...
 
     async def abort(self, name: str) -> None:
-        """End a call early, if it is known already; it answers with what was sampled so far."""
+        """End a call early, if vLLM has it already; its answer has the tokens sampled so far."""
         ...
 
     async def pause(self) -> None:
-        """Sample nothing more; calls under way wait. Returns when no computation is under way."""
+        """Sample nothing more; calls under way wait. Returns when no forward pass is under way."""
         ...
 
     async def resume(self) -> None: ...
 
     async def name_version(self, version: str) -> None:
-        """Call the weights that are there by this version."""
+        """Give the present weights this version."""
         ...
 
     async def close(self) -> None: ...

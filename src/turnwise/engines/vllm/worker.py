@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: weights from a safetensors file, as a backend of vLLM's own weight transfer.
+"""Code that runs inside vLLM's workers: a backend of vLLM's weight transfer that reads a safetensors file.
 
 A worker imports this module because its `worker_extension_cls` names `Extension`; importing it registers the backend,
 which `weight_transfer_config` then names.
@@ -20,23 +20,23 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from turnwise.weights.vllm_transfer import BACKEND
+from turnwise.weights.vllm_file import BACKEND
 
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """There is nothing to agree on before the first file."""
+    """Empty: a file needs no connection."""
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Where the weights are."""
+    """The file with the weights."""
 
     path: str
 
 
 class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
-    """Reads all weights of an update from one file that every worker can see, in memory or on a disk."""
+    """Reads all weights of an update from one file, in memory or on a disk, that every worker can see."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -48,7 +48,7 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a file. vLLM's own waits for an accelerator afterwards, and fails where there is none."""
+        """Load a file. vLLM's method waits for an accelerator afterwards, and fails where there is none."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -73,10 +73,10 @@ def tensors_in(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def pack_again(model: torch.nn.Module) -> None:
-    """Pack the weights of linear layers anew for the CPU's kernels.
+    """Pack the weights of linear layers again for the CPU's kernels.
 
-    On a CPU `cpu_linear` holds a packed copy. A layer that is loaded packs its own; a head that is tied to the
-    embedding is never loaded, and would go on sampling with the weights of the start.
+    On a CPU `cpu_linear` holds a packed copy. A layer that is loaded packs its weight again; a head that is tied to the
+    embedding is never loaded, and would sample with the weights of the start for ever.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -85,7 +85,7 @@ def pack_again(model: torch.nn.Module) -> None:
 
 
 class Extension:
-    """Nothing by itself: naming it has a worker import this module."""
+    """Empty: a worker that is given its name imports this module."""
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

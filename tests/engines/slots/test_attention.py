@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.engines.slots.cache import PassAttention, attend, attend_plainly
-from turnwise.engines.slots.kv_layout import Shapes
+from turnwise.engines.slots.attention import PassAttention, attend, attend_by_definition
+from turnwise.engines.slots.kv_layout import KVLayout
 from turnwise.engines.slots.passes import lay_out
 from turnwise.engines.slots.radix import Radix
-from turnwise.engines.slots.row_cache import Shelves
+from turnwise.engines.slots.row_cache import RowCache
 
 LAYERS, HEADS, SIZE, SLOTS = 3, 6, 4, 8
 
@@ -26,10 +26,10 @@ class Histories:
 
     def __init__(self, kv_heads):
         # The layer in the middle has twice the size, and a shape of its own.
-        place = {0: (0, 0), 1: (1, 0), 2: (0, 1)}
-        self.shapes = Shapes(((kv_heads, SIZE), (kv_heads, 2 * SIZE)), place, torch.float32, "cpu")
-        self.radix = Radix(self.shapes, 1 << 20)
-        self.shelves = Shelves(self.shapes, 300)
+        layer_index = {0: (0, 0), 1: (1, 0), 2: (0, 1)}
+        self.layout = KVLayout(((kv_heads, SIZE), (kv_heads, 2 * SIZE)), layer_index, torch.float32, "cpu")
+        self.radix = Radix(self.layout, 1 << 20)
+        self.rows = RowCache(self.layout, 300)
         self.known = {}
         self.lengths = np.zeros(SLOTS, np.int64)
         self.random = np.random.default_rng(kv_heads)
@@ -37,30 +37,30 @@ class Histories:
     def node(self, length, under=None):
         tokens = self.random.integers(0, 1000, length).astype(np.int32)
         node = self.radix.insert(tokens, under)
-        self.radix.fill_in(node)
+        self.radix.allocate_path(node)
         return node
 
     def sit_down(self, slot, num_tokens=1):
-        self.shelves.put(slot, num_tokens)
+        self.rows.allocate(slot, num_tokens)
         self.lengths[slot] = 0
 
     def compute(self, rows, counts, scaling=0.7):
         """One pass over every layer, checked against the definition."""
         for slot in [slot for own in rows.values() for slot in own]:
-            if self.lengths[slot] == self.shelves.size_of(slot):
-                self.shelves.move(slot, int(self.lengths[slot]) + 1)
-        which = lay_out(rows, counts)
-        attention = PassAttention(self.shapes, which, self.shelves, self.lengths)
-        owners = {fill.place + i: fill.node for fill in which.fills for i in range(fill.count)}
-        owners |= dict(zip(which.places.tolist(), which.slots.tolist(), strict=True))
+            if self.lengths[slot] == self.rows.row_size(slot):
+                self.rows.grow(slot, int(self.lengths[slot]) + 1)
+        batch = lay_out(rows, counts)
+        attention = PassAttention(self.layout, batch, self.rows, self.lengths)
+        owners = {prefill.start + i: prefill.node for prefill in batch.prefills for i in range(prefill.count)}
+        owners |= dict(zip(batch.slot_index.tolist(), batch.slots.tolist(), strict=True))
         follows = {slot: node for node, own in rows.items() for slot in own}
         for layer in range(LAYERS):
-            heads, size = self.shapes.kinds[self.shapes.place[layer][0]]
-            query = torch.randn(1, HEADS, which.size, size)
-            key, value = torch.randn(2, 1, heads, which.size, size)
+            heads, size = self.layout.kinds[self.layout.layer_index[layer][0]]
+            query = torch.randn(1, HEADS, batch.size, size)
+            key, value = torch.randn(2, 1, heads, batch.size, size)
             out = attention(layer, query, key, value, scaling)
-            assert out.shape == (1, which.size, HEADS, size)
-            for place in range(which.size):
+            assert out.shape == (1, batch.size, HEADS, size)
+            for place in range(batch.size):
                 owner = owners[place]
                 before = self.known.get((owner, layer), torch.zeros(2, heads, 0, size))
                 new = torch.stack([key[0, :, place], value[0, :, place]])[:, :, None]
@@ -70,9 +70,9 @@ class Histories:
                 keys, values = torch.cat(parts, 2)
                 wanted = plain_attention(query[0, :, place], keys, values, scaling)
                 torch.testing.assert_close(out[0, place], wanted, atol=1e-5, rtol=1e-5)
-        for fill in which.fills:
-            fill.node.filled += fill.count
-        self.lengths[which.slots] += 1
+        for prefill in batch.prefills:
+            prefill.node.num_cached_tokens += prefill.count
+        self.lengths[batch.slots] += 1
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
@@ -88,9 +88,9 @@ def test_attention_over_the_cache_is_attention_over_each_history(kv_heads):
     histories.compute({system: [3], root: [0]}, {first: 23, second: 3})  # beside requests that sample
     for slot in (5, 1, 7):
         histories.sit_down(slot)
-    for _ in range(34):  # some rows move to a longer shelf
+    for _ in range(34):  # some rows move to a longer bucket
         histories.compute({system: [3], root: [0], first: [5, 1, 7]}, {})
-    histories.shelves.drop(5)
+    histories.rows.release(5)
     histories.sit_down(2, num_tokens=70)
     histories.compute({system: [3], root: [0], first: [1, 7, 2]}, {second: 2})
     histories.compute({system: [3], root: [0], first: [7, 2, 1]}, {})
@@ -112,6 +112,6 @@ def test_every_device_computes_the_same(causal, masked, share):
         mask = torch.zeros(2, 1, 5, 5).masked_fill_(torch.rand(2, 1, 1, 5) < 0.3, -torch.inf)
         mask[..., 0] = 0.0
     flash = attend(query, key, value, 0.3, causal=causal, mask=mask)
-    plain = attend_plainly(query, key, value, 0.3, causal=causal, mask=mask)
+    plain = attend_by_definition(query, key, value, 0.3, causal=causal, mask=mask)
     for one, other in zip(flash, plain, strict=True):
         torch.testing.assert_close(one, other)
