@@ -1,4 +1,4 @@
-"""Writes docs/envs/adapters.md: the adapters, each with an attempt that was really made.
+"""Writes docs/guides/envs/adapters.md: the adapters, each with an attempt that was really made.
 
 python docs/make_adapters.py
 """
@@ -23,7 +23,7 @@ from turnwise.assemble.environments import environment_class
 from turnwise.types import Message, Task
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "envs" / "adapters.md"
+PAGE = ROOT / "docs" / "guides" / "envs" / "adapters.md"
 SERVER = ROOT / "tests" / "envs" / "adapters" / "openenv_server.py"
 LONGEST = 900
 """Characters of a message that are shown."""

@@ -1,4 +1,4 @@
-"""Writes docs/models.md: which architectures of transformers are trained exactly, and why the others are refused.
+"""Writes docs/reference/models.md: which architectures of transformers are trained exactly, and why others are refused.
 
 python docs/make_models.py
 """
@@ -375,4 +375,4 @@ if __name__ == "__main__":
     for name in architectures():
         found.append(examine(name))
         print(line(found[-1]), flush=True)
-    Path(__file__).with_name("models.md").write_text(page(found))
+    (Path(__file__).parent / "reference" / "models.md").write_text(page(found))

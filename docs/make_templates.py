@@ -1,4 +1,4 @@
-"""Writes docs/templates.md: how the chat templates that trl ships fare under each policy for history.
+"""Writes docs/reference/templates.md: how the chat templates that trl ships fare under each policy for history.
 
 python docs/make_templates.py
 """
@@ -284,4 +284,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("templates.md").write_text(page())
+    (Path(__file__).parent / "reference" / "templates.md").write_text(page())

@@ -37,11 +37,40 @@ def test_the_readme_environment_is_short_and_trains(tmp_path: Path, monkeypatch:
 
 def test_the_settings_page_is_made_from_the_code() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))["page"]()
-    assert (ROOT / "docs" / "recipes.md").read_text() == page, "run: python docs/make_recipes.py"
+    assert (ROOT / "docs" / "reference" / "recipes.md").read_text() == page, "run: python docs/make_recipes.py"
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the repository."""
+    return [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub spells them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    broken = []
+    for page in pages():
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            path, _, fragment = target.partition("#")
+            if path.startswith("http"):
+                continue
+            linked = page.parent / path if path else page
+            if not linked.exists() or (fragment and fragment not in anchors(linked)):
+                broken.append(f"{page.relative_to(ROOT)} links to {target}")
+    assert not broken
+
+
+def test_the_index_of_the_docs_names_every_page() -> None:
+    folder = ROOT / "docs"
+    listed = set(re.findall(r"\]\(([^)#\s]+\.md)\)", (folder / "README.md").read_text()))
+    written = {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
+    assert written <= listed
