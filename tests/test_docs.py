@@ -1,4 +1,4 @@
-"""What the docs show was run: the README's own environment trains, and the settings page is the code's."""
+"""The docs against the code: the README's environment trains, generated pages are current, and links resolve."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def test_the_readme_environment_is_short_and_trains(tmp_path: Path, monkeypatch:
     sys.modules.pop("lock", None)
 
 
-def test_the_settings_page_is_made_from_the_code() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))["page"]()
-    assert (ROOT / "docs" / "reference" / "recipes.md").read_text() == page, "run: python docs/make_recipes.py"
+@pytest.mark.parametrize("name", ["recipes", "metrics"])
+def test_a_generated_page_is_what_the_code_makes(name: str) -> None:
+    page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["page"]()
+    assert (ROOT / "docs" / "reference" / f"{name}.md").read_text() == page, f"run: python docs/make_{name}.py"
 
 
 def pages() -> list[Path]:
