@@ -41,6 +41,10 @@ def test_a_generated_page_is_what_the_code_makes(name: str) -> None:
     assert (ROOT / "docs" / "reference" / f"{name}.md").read_text() == page, f"run: python docs/make_{name}.py"
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
 def pages() -> list[Path]:
     """Every Markdown page of the repository."""
     return [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
