@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.paths import ROOT
 from support.running import untimed
@@ -79,3 +80,24 @@ def test_the_index_of_the_docs_names_every_page() -> None:
     listed = set(re.findall(r"\]\(([^)#\s]+\.md)\)", (folder / "README.md").read_text()))
     written = {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
     assert written <= listed
+
+
+def test_the_map_names_every_package() -> None:
+    named = set(re.findall(r"`(\w+)/`", (ROOT / "CONTRIBUTING.md").read_text()))
+    packages = {path.parent.name for path in (ROOT / "src" / "turnwise").glob("*/__init__.py")}
+    assert packages <= named
+
+
+def test_decisions_have_a_date_and_a_status() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        title, blank, dated = page.read_text().splitlines()[:3]
+        assert title.startswith("# ")
+        assert not blank
+        assert re.fullmatch(r"Date: \d{4}-\d\d-\d\d\. Status: (proposed|accepted|superseded by .+)\.", dated), page.name
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = workflow["jobs"]["test"]["steps"]
+    assert steps[-1] == {"run": ".ci/run"}
+    assert "secrets" not in (ROOT / ".github" / "workflows" / "ci.yml").read_text().replace("no secrets", "")
