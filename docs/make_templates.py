@@ -35,7 +35,7 @@ HEAD = """# Chat templates
 How the chat templates that [trl](https://github.com/huggingface/trl) {version} ships fare under each policy for history
 (`rollout.history`). This page is made by `python docs/make_templates.py`, and the tests play the same conversations.
 
-Each template gets a tokenizer of its own, with the template's tags as tokens and a random vocabulary otherwise, and
+Each template gets a separate tokenizer, with the template's tags as tokens and a random vocabulary otherwise, and
 conversations of five turns, with and without a system message (for `managed` and *eos* only without). A cell shows the
 share of prompts after the first that began with exactly the tokens of the previous turn (prompt and action), and why
 the others did not:
