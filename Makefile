@@ -2,8 +2,8 @@
 # make test       the tests, in under ten minutes
 # make test-all   the slow ones too, then once more with busy loops beside
 # make test-load  make test beside ten busy loops a core
-# make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/vllm.md
-# make test-verifiers  environments of verifiers, in an environment of its own: docs/envs/verifiers.md
+# make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md
+# make test-verifiers  environments of verifiers, in an environment of its own: docs/guides/envs/verifiers.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look

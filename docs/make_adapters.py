@@ -1,4 +1,4 @@
-"""Writes docs/envs/adapters.md: the adapters, each with an attempt that was really made.
+"""Writes docs/guides/envs/adapters.md: the adapters, each with an attempt that was really made.
 
 python docs/make_adapters.py
 """
@@ -23,7 +23,7 @@ from turnwise.assemble.environments import environment_class
 from turnwise.types import Message, Task
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "envs" / "adapters.md"
+PAGE = ROOT / "docs" / "guides" / "envs" / "adapters.md"
 SERVER = ROOT / "tests" / "envs" / "adapters" / "openenv_server.py"
 LONGEST = 900
 """Characters of a message that are shown."""
@@ -49,44 +49,42 @@ name = "textarena:GuessTheNumber-v0"
 | [openenv](#openenv) | 0.3.0 | `openenv:http://127.0.0.1:8000` | seeds | inside observations | none |
 | [verifiers](verifiers.md) | 0.4.0 | `verifiers:textarena` | rows of a taskset | once, at the end | none |
 
-`pip install "turnwise[envs]"` brings textarena, gymnasium, minigrid, reasoning-gym, skyrl-gym and what the client of
-openenv needs. textworld is `pip install textworld`. gem and bfcl ask for versions of other packages that do not go
-with ours: `pip install --no-deps gem-llm bfcl-eval` installs them; `requirements-envs.txt` is what the tests have.
-verifiers plays its environments itself, in a Python of its own: it has [a page](verifiers.md).
+`pip install "turnwise[envs]"` installs textarena, gymnasium, minigrid, reasoning-gym, skyrl-gym and the client of
+openenv. textworld needs `pip install textworld`. gem and bfcl require versions of other packages that conflict with
+ours: `pip install --no-deps gem-llm bfcl-eval` installs them, and `requirements-envs.txt` lists what the tests use.
+verifiers runs its environments in a separate Python; it has [another page](verifiers.md).
 
-*Tasks* are seeds of the library's own generator unless the table says otherwise. Training and held-out seeds are
-different ones, always. Two seeds may still begin the same game where there are few: thirty numbers to guess are thirty
-games. `env.tasks.count` says how many.
+*Tasks* are seeds of the library's generator unless the table says otherwise. Training and held-out seeds always differ.
+Two seeds may still give the same game if there are few games: thirty numbers to guess are thirty games.
+`env.tasks.count` sets the number of tasks.
 
-*Pay* is taken where the library pays: turn by turn as the turn's reward, or once as the attempt's outcome. What a
-library counts up is taken apart again. `rollout.success_at` is what an attempt must have come to in all; MiniGrid, for
-instance, takes a little off for every step, so that 0.5 says more than 1.0.
+*Pays* says when the library pays: every turn, as the turn's reward, or once, as the attempt's outcome. A growing score
+is split into the reward of each turn. `rollout.success_at` is the total that counts as success; MiniGrid, for instance,
+subtracts a little for every step, so 0.5 is a better threshold than 1.0.
 
-*An expert* is what `[sft]` asks for demonstrations. Where there is none, set `sft.updates = 0` or give `sft.data`.
+*Expert*: `[sft]` asks the expert for demonstrations. Without an expert, set `sft.updates = 0` or give `sft.data`.
 
-*Settings* are `[env.settings]`: `options` are the library's own, the others are in the docstring of each adapter's
-class (src/turnwise/envs/adapters/). A name or a setting that the library does not know is refused before anything
-starts.
+*Settings* are `[env.settings]`: `options` are passed to the library, and the docstring of each adapter's class
+(src/turnwise/envs/adapters/) lists the others. A name or a setting that the library does not know is refused before the
+run starts.
 
 ## Processes
 
-Most of these libraries draw from global random numbers or keep state in their modules, so that two attempts in one
-process would see each other. Each library is imported once, in a process that does nothing else, and every attempt is a
-fork of that process: it begins with the same modules and with random numbers that depend on the task alone, whatever
-other attempts do. A fork takes some milliseconds and about a megabyte. One that crashes fails its attempt and no other;
-one that hangs is killed at the attempt's deadline; all end with the run, however that ends. What passes between them is
-JSON, and never code. An exception there brings its traceback along. The environments behind an openenv server run where
-the server runs.
+Most of these libraries use global random numbers or keep state in their modules, so two attempts in one process would
+affect each other. Each library is imported once, in a process that does nothing else, and every attempt is a fork of
+that process. It begins with the same modules and with random numbers that depend only on the task, whatever other
+attempts do. A fork takes some milliseconds and about a megabyte. A fork that crashes fails only its attempt; one that
+hangs is killed at the attempt's deadline; all end with the run, however that ends. The processes exchange JSON, never
+code, and exceptions carry their traceback. The environments behind an openenv server run where the server runs.
 
-At most eight forks for each core are alive at once, over all such environments of a recipe; `env.max_open` sets another
-number for one of them. Attempts without a place wait, and their deadlines with them. Most forks wait for the model, and
-the engine decodes as many requests together as there are forks, so a machine with memory to spare may want more.
-`turnwise play` opens the one that is played.
+At most eight forks per core are alive at once, over all such environments of a recipe; `env.max_open` sets another
+limit for one environment. Further attempts wait, and their deadlines have not started. Most forks wait for the model,
+and the engine decodes as many requests together as there are forks, so a machine with spare memory may want more.
 
-## One that was trained
+## A trained example
 
 `turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for
-thirty numbers. It imitates an expert whose every fourth guess is a wild one, then takes 40 steps of 24 x 8 attempts. On
+thirty numbers. It imitates an expert whose every fourth guess is random, and then takes 40 steps of 24 x 8 attempts. On
 256 held-out tasks:
 
 ```
@@ -94,8 +92,8 @@ before: held-out success 0.344 sampled, 0.574 greedy
 after:  held-out success 0.621 sampled, 0.703 greedy
 ```
 
-The 40 steps took 6 minutes on two cores, beside other work, with every attempt in a process of its own.
-`recipes/textarena-guess.toml` is the same game for SmolLM2-135M.
+The 40 steps took 6 minutes on two busy cores, with every attempt in a separate process. `recipes/textarena-guess.toml`
+is the same game for SmolLM2-135M.
 """
 
 
@@ -115,18 +113,19 @@ class Show:
 SHOWS = (
     Show(
         "textarena",
-        """Games for one player, and games for two in which the other one plays at random among the moves that the game
-names in square brackets (`env.settings.player` is the model's seat). 49 of the games of version 0.7.4 open
-without further downloads. The library's own wrappers repeat the whole conversation every turn; here the
-model hears what is new, without the echo of its own words. An action without brackets gets them, as in the
-library.""",
+        """Games for one player, and games for two in which the opponent chooses at random among the moves that the
+game names in square brackets (`env.settings.player` is the model's seat). 49 of the games of version 0.7.4
+open without further downloads. The library's wrappers repeat the whole conversation every turn; the adapter
+shows only the new part, without an echo of the model's words. It adds missing brackets to an action, as the
+library does.""",
         "textarena:GuessTheNumber-v0",
     ),
     Show(
         "gymnasium",
-        """Environments with discrete actions. MiniGrid's are shown as a picture of the cells in view, the agent at the
-bottom looking up, and called by their names; others by their own text where they have one (`ansi`), or by
-their numbers. `env.settings.actions` gives actions names. The last one that a message names is taken.""",
+        """Environments with discrete actions. MiniGrid is shown as a text picture of the visible cells, with the agent
+at the bottom looking up, and its actions have names. Other environments are shown by their text rendering
+(`ansi`) or by their numbers. `env.settings.actions` names actions. If a message names several actions, the
+last one counts.""",
         "gymnasium:MiniGrid-Empty-Random-5x5-v0",
     ),
     Show(
@@ -138,9 +137,9 @@ pay a little for wrong answers; the mark `correct` says which were right.""",
     ),
     Show(
         "skyrl_gym",
-        """SkyRL's environments on rows in SkyRL's form, which `env.data` names: `prompt`, `reward_spec`, and what else
-the environment reads. `env.settings.config` is what SkyRL has under `environment.skyrl_gym`. An action that
-the environment rewrites is shown rewritten from then on; what was sampled is what is trained.""",
+        """SkyRL's environments, on rows in SkyRL's format from `env.data`: `prompt`, `reward_spec`, and the other
+fields that the environment reads. `env.settings.config` is SkyRL's `environment.skyrl_gym`. If the
+environment rewrites an action, later prompts show the rewritten action; the sampled tokens are trained.""",
         "skyrl_gym:gsm8k_multi_turn",
         ("Three dozens are 36. #### 35", "#### 36"),
         {"max_turns": 3},
@@ -163,26 +162,27 @@ score that it added.""",
     ),
     Show(
         "gem",
-        """Games and questions of GEM, which seeds the global generators of Python and numpy. Names have a colon of
-their own. What the library would append to an observation is appended.""",
+        """Games and questions of GEM, which seeds the global generators of Python and numpy. Their names contain a
+colon. Text that the library appends to observations is appended.""",
         "gem:game:GuessTheNumber-v0-easy",
     ),
     Show(
         "bfcl",
         """The four multi-turn categories of the Berkeley function calling leaderboard: `multi_turn_base`,
 `multi_turn_miss_func`, `multi_turn_miss_param`, `multi_turn_long_context`. A message without a call ends
-the model's turn, and the user's next question comes; the library's checker decides in the end. The library
-evaluates what the model wrote as Python: only calls of functions on offer, with plain values, ever reach
-it. With `env.settings.calls = "tools"` the functions go to the chat template instead, and `rollout.tools`
-reads the calls.""",
+the model's turn, and the user's next question follows; the library's checker decides at the end. The
+library evaluates the model's text as Python, so the adapter passes on only calls of offered functions with
+plain values. With `env.settings.calls = "tools"` the functions go to the chat template instead, and
+`rollout.tools` reads the calls.""",
         "bfcl:multi_turn_base",
     ),
     Show(
         "openenv",
-        """A server that speaks OpenEnv's protocol, one session per attempt. The model's words go into the action's
-only required field (or into `env.settings.field`); where there are several, the model writes the action as
-JSON. A server whose sessions are all taken is asked again until the attempt's deadline: start it with as
-many as attempts that run at once. Shown is the server of the tests, tests/envs/adapters/openenv_server.py.""",
+        """A server that speaks OpenEnv's protocol, one session per attempt. The model's message goes into the action's
+only required field (or into `env.settings.field`); if there are several, the model writes the action as
+JSON. If all sessions of the server are taken, the adapter retries until the attempt's deadline: start the
+server with as many sessions as concurrent attempts. The example uses the server of the tests,
+tests/envs/adapters/openenv_server.py.""",
         "openenv:SERVER",
         ("m", "t", "w", "y", "z", "x", "v", "u", "s", "r", "q", "p", "o", "n"),
     ),

@@ -1,4 +1,4 @@
-"""Writes docs/models.md: which architectures of transformers are trained exactly, and why the others are refused.
+"""Writes docs/reference/models.md: which architectures of transformers are trained exactly, and why others are refused.
 
 python docs/make_models.py
 """
@@ -35,22 +35,23 @@ HEAD = """# Models
 Which causal language models of transformers {version} are trained exactly, and why the others are refused. This page is
 made by `python docs/make_models.py`.
 
-A run asks two things of a model before it starts. What it says of itself: layers that hand on a state, dropout, a loss
-of its routers, a window that turns may exceed. And what it computes: a few short turns with prefixes in common, laid
-out by the recipe's `layout`, must give the logits that transformers gives for a row each. An architecture that is not
-on this page is asked the same. A refusal is one line that says what to change, where something can be.
+A run checks two things before it starts. First the configuration of the model: recurrent state, dropout, a router loss,
+or an attention window that turns may exceed are refused. Then its computation: a few short turns with common prefixes,
+laid out by the recipe's `layout`, must give the same logits as transformers gives for one row per turn. Architectures
+that are not on this page are checked in the same way. A refusal is one line that says what to change, if anything can
+be changed.
 """
 EXACT = """
 ## Trained
 
-Of each a small model with random parameters computed turns that share prefixes, branch and repeat.
+For each architecture, a small model with random parameters computed turns that share prefixes, branch and repeat.
 
-* *tree*, *packed*: relative error of the gradient of all parameters, against padded rows with transformers' own
-  attention, in float64. What a model rounds to float32 on its way (norms, routers, rotary embeddings) was kept in
-  float64 on both sides, so that what is left is the layout's own.
-* *engine*: the largest difference between a logprob that the in-process engine recorded when it sampled a token, and
-  that of a padded row, in float32. Where it says *fails* the learner is exact, but the engine cannot sample.
-* *up to*: longer turns do not fit the default window of its attention, and are refused.
+* *tree*, *packed*: relative error of the gradient of all parameters against padded rows with transformers' attention,
+  in float64. Operations that a model rounds to float32 (norms, routers, rotary embeddings) were kept in float64 on both
+  sides, so that only the layout's error remains.
+* *engine*: the largest difference between a logprob that the in-process engine recorded at sampling and that of a
+  padded row, in float32. *fails* means that the learner is exact but the engine cannot sample.
+* *up to*: longer turns exceed the default attention window and are refused.
 
 | architecture | tree | packed | engine | up to |
 |---|---|---|---|---|
@@ -58,7 +59,7 @@ Of each a small model with random parameters computed turns that share prefixes,
 REFUSED = """
 ## Refused
 
-Dropout and noise were set to 0 first, as their refusal asks for.
+Dropout and noise were set to 0 before this check.
 
 | architecture | why |
 |---|---|
@@ -375,4 +376,4 @@ if __name__ == "__main__":
     for name in architectures():
         found.append(examine(name))
         print(line(found[-1]), flush=True)
-    Path(__file__).with_name("models.md").write_text(page(found))
+    (Path(__file__).parent / "reference" / "models.md").write_text(page(found))

@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md from the docstrings of the recipe's models: python docs/make_recipes.py"""
+"""Writes docs/reference/recipes.md from the docstrings of the recipe's models: python docs/make_recipes.py"""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def first_line(function: Callable[..., Any]) -> str:
 def page() -> str:
     lines = [HEAD, *section("", Recipe)]
     anchor = (
-        '`anchor = "engine" | "learner"` says which logprobs a ratio is taken against (docs/decisions/0004-anchor.md).'
+        '`anchor = "engine" | "learner"` says which logprobs a ratio is taken against '
+        "([decision 4](../decisions/0004-anchor.md))."
     )
     lines += choices("credit", ESTIMATORS, "grpo")
     lines += choices("weighting", WEIGHTINGS, "token_mean")
@@ -107,4 +108,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("recipes.md").write_text(page())
+    (Path(__file__).parent / "reference" / "recipes.md").write_text(page())

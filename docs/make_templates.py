@@ -1,4 +1,4 @@
-"""Writes docs/templates.md: how the chat templates that trl ships fare under each policy for history.
+"""Writes docs/reference/templates.md: how the chat templates that trl ships fare under each policy for history.
 
 python docs/make_templates.py
 """
@@ -35,31 +35,32 @@ HEAD = """# Chat templates
 How the chat templates that [trl](https://github.com/huggingface/trl) {version} ships fare under each policy for history
 (`rollout.history`). This page is made by `python docs/make_templates.py`, and the tests play the same conversations.
 
-Each template gets a tokenizer of its own, with the template's tags as tokens and a random vocabulary otherwise, and
-conversations of five turns, with and without a system message (for `managed` and *eos* only without). A cell says how
-many of the prompts after the first began with exactly the tokens of the turn before, prompt and action, and why the
-others did not:
+Each template gets a separate tokenizer, with the template's tags as tokens and a random vocabulary otherwise, and
+conversations of five turns, with and without a system message (for `managed` and *eos* only without). A cell shows the
+share of prompts after the first that began with exactly the tokens of the previous turn (prompt and action), and why
+the others did not:
 
-* *template*: the template writes the turn before differently once messages follow. It drops thinking, trims white
-  space, or opens an answer otherwise than it writes an old one.
+* *template*: the template writes the previous turn differently when messages follow. It drops thinking, trims white
+  space, or opens a new answer differently from an old one.
 * *retokenised*: the text only grew, but the action was sampled in other tokens than the tokenizer makes of that text.
-  About every second action is such a one here, which `rerender` cannot keep. A trained model mostly samples the tokens
-  that its tokenizer would make.
-* *history*: the environment showed something else than the whole conversation. Under `managed` it does so once here,
-  with a window over the last exchange; otherwise it hands over the whole conversation, which is extended.
+  On this page about every second action is of this kind, which `rerender` cannot keep. A trained model mostly samples
+  the tokens that its tokenizer would make.
+* *history*: the environment did not show the whole conversation. Under `managed` it does so once on this page, with a
+  window over the last exchange; otherwise it returns the whole conversation, which is extended.
 
-Every prompt is exact, in every cell: it is the turn before and then what makes its text the template's own rendering of
-the conversation, or it is that rendering, and the break is recorded with its cause. A break costs tokens: what was
-computed for the turn before cannot be used again. `turnwise breaks RUN` lists what a run has lost. A dash stands for
-conversations that the template refuses, or for calls in a format that is not read; the last column has its words.
+Every prompt in every cell is exact. Either it is the previous turn plus the tokens that complete the template's
+rendering of the conversation, or it is that rendering, and the break is recorded with its cause. A break costs tokens,
+because the computation of the previous turn cannot be reused. `turnwise breaks RUN` lists what a run has lost. A dash
+stands for conversations that the template refuses, or for calls in a format that is not parsed; the last column quotes
+the refusal.
 
 The kinds of conversation:
 
-* *plain*: answers, one of them cut off at the token limit. The next prompt closes it with the template's own tokens.
+* *plain*: answers, one of them cut off at the token limit. The next prompt closes it with the template's tokens.
 * *thinking*: answers after `<think>...</think>`, all of which is the message's content.
-* *apart*: the same with `rollout.tools = "hermes"`, where thinking is read apart from the content and handed to the
-  template in the field that it reads.
-* *results*: plain answers, to which tools reply with messages of their own.
+* *apart*: the same with `rollout.tools = "hermes"`, which separates thinking from the content and passes it to the
+  template in its field for thinking.
+* *results*: plain answers, to which tools reply with tool messages.
 * *calls*: calls as the template writes them, with the `rollout.tools` of the second column, each answered by a result.
   One of them is sloppy JSON, which the template writes neatly.
 * *eos*: answers that end with the tokenizer's eos token though the template closes them with another. The sampled token
@@ -284,4 +285,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("templates.md").write_text(page())
+    (Path(__file__).parent / "reference" / "templates.md").write_text(page())

@@ -1,4 +1,4 @@
-"""What the docs show was run: the README's own environment trains, and the settings page is the code's."""
+"""The docs against the code: the README's environment trains, generated pages are current, and links resolve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.paths import ROOT
 from support.running import untimed
@@ -35,13 +36,68 @@ def test_the_readme_environment_is_short_and_trains(tmp_path: Path, monkeypatch:
     sys.modules.pop("lock", None)
 
 
-def test_the_settings_page_is_made_from_the_code() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))["page"]()
-    assert (ROOT / "docs" / "recipes.md").read_text() == page, "run: python docs/make_recipes.py"
+@pytest.mark.parametrize("name", ["recipes", "metrics"])
+def test_a_generated_page_is_what_the_code_makes(name: str) -> None:
+    page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["page"]()
+    assert (ROOT / "docs" / "reference" / f"{name}.md").read_text() == page, f"run: python docs/make_{name}.py"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the repository."""
+    return [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub spells them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    broken = []
+    for page in pages():
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            path, _, fragment = target.partition("#")
+            if path.startswith("http"):
+                continue
+            linked = page.parent / path if path else page
+            if not linked.exists() or (fragment and fragment not in anchors(linked)):
+                broken.append(f"{page.relative_to(ROOT)} links to {target}")
+    assert not broken
+
+
+def test_the_index_of_the_docs_names_every_page() -> None:
+    folder = ROOT / "docs"
+    listed = set(re.findall(r"\]\(([^)#\s]+\.md)\)", (folder / "README.md").read_text()))
+    written = {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
+    assert written <= listed
+
+
+def test_the_map_names_every_package() -> None:
+    named = set(re.findall(r"`(\w+)/`", (ROOT / "CONTRIBUTING.md").read_text()))
+    packages = {path.parent.name for path in (ROOT / "src" / "turnwise").glob("*/__init__.py")}
+    assert packages <= named
+
+
+def test_decisions_have_a_date_and_a_status() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        title, blank, dated = page.read_text().splitlines()[:3]
+        assert title.startswith("# ")
+        assert not blank
+        assert re.fullmatch(r"Date: \d{4}-\d\d-\d\d\. Status: (proposed|accepted|superseded by .+)\.", dated), page.name
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = workflow["jobs"]["test"]["steps"]
+    assert steps[-1] == {"run": ".ci/run"}
+    assert "secrets" not in (ROOT / ".github" / "workflows" / "ci.yml").read_text().replace("no secrets", "")

@@ -15,7 +15,7 @@ import pytest
 from support.paths import DOCS
 from turnwise.cli.commands import main
 
-PAGE = DOCS / "tutorial.md"
+PAGE = DOCS / "start" / "tutorial.md"
 SMALL = ["steps=2", "groups_per_step=2", "sft.updates=4", "sft.batch=4", "model.layers=1", "evaluation.final_tasks=8"]
 
 

@@ -17,7 +17,7 @@ KINDS = ("qwen3", "qwen2", "llama")
 
 @pytest.fixture(scope="module")
 def page():
-    """The functions of the script that makes docs/models.md: it has small models of every architecture."""
+    """The functions of the script that makes docs/reference/models.md: it has small models of every architecture."""
     return runpy.run_path(str(DOCS / "make_models.py"))
 
 
@@ -284,7 +284,7 @@ def rows_of(text, title):
 
 
 def test_the_page_has_every_architecture_once(page):
-    text = (DOCS / "models.md").read_text()
+    text = (DOCS / "reference" / "models.md").read_text()
     names = [name for title in ("Trained", "Refused", "Not tried") for name in rows_of(text, title)]
     assert sorted(names) == sorted(page["architectures"]())
     assert len(rows_of(text, "Not tried")) < 5
@@ -297,14 +297,14 @@ def test_what_the_page_calls_trained_is_exact(page, name):
     assert found.refused == found.untried == ""
     assert max(found.tree, found.packed) < 1e-12
     assert found.engine < 1e-4
-    assert name in rows_of((DOCS / "models.md").read_text(), "Trained")
+    assert name in rows_of((DOCS / "reference" / "models.md").read_text(), "Trained")
 
 
 @pytest.mark.parametrize("name", ["mamba", "gemma2", "phi", "gpt_oss", "nemotron", "falcon", "rwkv", "deepseek_v2"])
 def test_what_the_page_calls_refused_is(page, name):
     found = page["examine"](name)
     assert found.refused
-    assert page["line"](found) in (DOCS / "models.md").read_text().splitlines()
+    assert page["line"](found) in (DOCS / "reference" / "models.md").read_text().splitlines()
 
 
 def test_the_page_would_notice_another_computation(page):

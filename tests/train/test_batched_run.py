@@ -110,7 +110,7 @@ def test_a_run_logs_how_calls_were_put_together(tmp_path):
 
 
 def test_the_environment_of_the_docs_is_batched(tmp_path, monkeypatch):
-    page = (DOCS / "batching.md").read_text()
+    page = (DOCS / "explanation" / "batching.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (settings,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "riddle.py").write_text(code)

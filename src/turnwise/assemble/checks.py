@@ -56,7 +56,8 @@ def check_packages(recipe: Recipe) -> None:
     for package, extra in needed.items():
         if importlib.util.find_spec(package) is None:
             raise ValueError(
-                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" (on a CPU see docs/vllm.md)'
+                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" '
+                "(on a CPU see docs/guides/vllm.md)"
             )
 
 

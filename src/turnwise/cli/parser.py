@@ -143,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a trained model to OpenAI's and Anthropic's clients",
         description="/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /v1/messages, streamed or not.\n"
-        "Clients choose temperature, top_p, top_k and seed. See docs/endpoint.md.",
+        "Clients choose temperature, top_p, top_k and seed. See docs/guides/endpoint.md.",
         epilog=SERVE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -67,7 +67,7 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Adapters that train in place of the model's own weights. The warm start trains those."""
+    """LoRA adapters, which train while the model's weights stay frozen. The warm start trains the full model before."""
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 for none."""
@@ -583,7 +583,8 @@ class Recipe(Section):
     """Groups are trained on in the order they started, which bounds lag by construction, or as they finish, which
     favours short attempts and enforces the bound by `stale`."""
     stale: Literal["drop_group", "mask_turn"] = "drop_group"
-    """What is done with what is older than max_lag, with order = "finished": groups are replaced, or turns weigh 0."""
+    """With order = "finished": what to do with samples older than max_lag. drop_group discards and replaces the group;
+    mask_turn keeps it and gives stale turns zero weight."""
     patience: float = Field(60.0, gt=0)
     """Seconds without a new group after which a warning says what is waited for."""
     groups_per_step: int = Field(8, ge=1)

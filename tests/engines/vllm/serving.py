@@ -57,7 +57,7 @@ def remote(url, model, *, slots, context, end_tokens, dtype="float32", **named):
 
 @contextmanager
 def server(folder: Path, *arguments: str, context: int, dev_mode=True, logprobs="processed_logprobs"):
-    """The URL of a vLLM server on a model folder, started as docs/vllm.md says."""
+    """The URL of a vLLM server on a model folder, started as docs/guides/vllm.md says."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

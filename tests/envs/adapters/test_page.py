@@ -8,7 +8,7 @@ from support.paths import ROOT
 from turnwise.envs.adapters import ADAPTERS
 
 MAKER = runpy.run_path(str(ROOT / "docs" / "make_adapters.py"))
-PAGE = (ROOT / "docs" / "envs" / "adapters.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "envs" / "adapters.md").read_text()
 
 
 def test_every_adapter_has_a_section():

@@ -225,7 +225,7 @@ def test_a_recipe_names_it_and_it_trains(tmp_path):
 @pytest.mark.slow
 @with_library
 def test_the_attempt_of_the_docs_is_made_again(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "envs" / "verifiers.md").read_text()
+    page = (ROOT / "docs" / "guides" / "envs" / "verifiers.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     [recipe] = re.findall(r"```toml\n(steps.*?)```", page, re.DOTALL)
     [shown] = re.findall(r"```\n(<.*?)```", page, re.DOTALL)

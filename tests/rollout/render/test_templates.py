@@ -1,5 +1,6 @@
-"""Every chat template that trl ships, under every policy, in the conversations of docs/templates.md: the prompt is the
-template's rendering, or an exact extension whose text is, or a break with its cause. There is no third outcome."""
+"""Every chat template that trl ships, under every policy, in the conversations of docs/reference/templates.md: the
+prompt is the template's rendering, or an exact extension whose text is, or a break with its cause. There is no third
+outcome."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from support.paths import DOCS
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Break, Message, StopReason, ToolSpec, Turn
 
-PAGE = DOCS / "templates.md"
-MAKE = SimpleNamespace(**runpy.run_path(str(PAGE.with_name("make_templates.py"))))
+PAGE = DOCS / "reference" / "templates.md"
+MAKE = SimpleNamespace(**runpy.run_path(str(DOCS / "make_templates.py")))
 TEMPLATES = MAKE.templates()
 SOME = [pytest.param(name, marks=() if place % 3 == 0 else pytest.mark.slow) for place, name in enumerate(TEMPLATES)]
 """All of them, of which every third is quick."""

@@ -142,7 +142,7 @@ def test_agents_learn(agent, tmp_path, monkeypatch, capsys):
 
 
 def test_the_agent_of_the_docs_trains(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "endpoint.md").read_text()
+    page = (ROOT / "docs" / "guides" / "endpoint.md").read_text()
     for language, name in (("python", "guessing.py"), ("toml", "guessing.toml")):
         [code] = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
         (tmp_path / name).write_text(code)

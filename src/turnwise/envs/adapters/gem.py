@@ -20,7 +20,7 @@ class Gem(Registered):
     """
 
     library = "gem"
-    install = "pip install --no-deps gem-llm==0.1.0, and what it imports: see docs/envs/adapters.md"
+    install = "pip install --no-deps gem-llm==0.1.0, and what it imports: see docs/guides/envs/adapters.md"
     example = "gem:game:GuessTheNumber-v0-easy"
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
