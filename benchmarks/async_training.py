@@ -31,13 +31,14 @@ from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
+from turnwise.messages import Message
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.train.run import Run
 from turnwise.train.state import State
-from turnwise.types import Message, turns_of
+from turnwise.types import turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 SHARE = 0.6

@@ -34,7 +34,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task, ToolCall
+from turnwise.messages import Message, ToolCall
+from turnwise.types import Task
 
 SIDES = ("left", "right")
 NOISE = 0.3

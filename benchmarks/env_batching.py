@@ -34,6 +34,7 @@ from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
 from turnwise.evaluate.result import Result, evaluate
 from turnwise.learn.tiny import build_tokenizer
+from turnwise.messages import Message
 from turnwise.rollout.batching.batches import PATIENCE, Batches
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane
@@ -43,7 +44,7 @@ from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt
 from turnwise.seeds import seed_of
 from turnwise.testing import clock
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 SPLIT = "heldout/sampled"
 PATIENT = 1e9

@@ -10,7 +10,8 @@ from typing import Any
 
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class Faulty(Hops):

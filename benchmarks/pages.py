@@ -8,7 +8,8 @@ from random import Random
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import NAMES
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 SYSTEM = "Read on. Say open NAME."
 WORDS = "the of and to in is on as at by it or an be we he so up no if my do go us".split()

@@ -44,12 +44,13 @@ from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
+from turnwise.messages import Message
 from turnwise.plan.balance import Cost, balance
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 from turnwise.plan.rows import Rows, merge, pad_by_length
-from turnwise.types import Message, StopReason, Turn
+from turnwise.types import StopReason, Turn
 
 VOCABULARY = 4096
 BUDGET = 8192

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from turnwise.envs.base import Environment, Reply
+from turnwise.messages import Message
 from turnwise.rollout.limits import Limits
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 CONTINUOUS = {"page_size": 32, "num_blocks": 8192, "max_batch_tokens": 2048, "use_cuda_graph": False}
 QUESTION = {"role": "user", "content": "question"}

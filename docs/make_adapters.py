@@ -20,7 +20,8 @@ from random import Random
 from typing import Any
 
 from turnwise.assemble.environments import environment_class
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guides" / "envs" / "adapters.md"

@@ -23,9 +23,10 @@ from turnwise.engines.base import Sampling
 from turnwise.engines.slots.engine import Request, SlotModel
 from turnwise.learn.model_checks import Layout, reaches
 from turnwise.learn.policy import Policy
+from turnwise.messages import Message
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
-from turnwise.types import Message, StopReason, Turn
+from turnwise.types import StopReason, Turn
 
 VOCABULARY = 64
 LONGEST = 48

@@ -21,11 +21,12 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.renderer import Prompt, Renderer
 from turnwise.rollout.render.skeleton import TAG
 from turnwise.rollout.render.template import FORMATS
 from turnwise.rollout.render.toolcalls import join_thinking
-from turnwise.types import Break, Message, StopReason, ToolCall, ToolSpec, Turn
+from turnwise.types import Break, StopReason, Turn
 
 POLICIES = ("extend", "rerender", "managed")
 KINDS = ("plain", "thinking", "apart", "results", "calls", "eos")

@@ -10,22 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
-from turnwise.types import (
-    Break,
-    Group,
-    Message,
-    Status,
-    StopReason,
-    Task,
-    ToolSpec,
-    Trajectory,
-    Turn,
-    TurnTiming,
-    extends,
-    lost_tokens,
-    pack_tokens,
-    turns_of,
-)
+from turnwise.messages import Message, ToolSpec
+from turnwise.tokens import extends, lost_tokens, pack_tokens
+from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming, turns_of
 
 ARRAYS = ("prompt", "action", "logprobs", "versions")
 COUNT = [Status.finished, Status.too_many_turns, Status.too_long, Status.observation_too_large, Status.penalised]

@@ -6,9 +6,7 @@ P prompt tokens of a turn, A action tokens of a turn.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.int32]
-Floats = NDArray[np.float32]
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+from turnwise.messages import Message
+from turnwise.tokens import Floats, Tokens, frozen_array, pack_tokens
 
 
 class StopReason(StrEnum):
@@ -77,105 +74,6 @@ class Break(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call of a tool: its name and its arguments, which are JSON values.
-
-    Example:
-        ToolCall("get", {"name": "amber"})
-    """
-
-    name: str
-    arguments: Mapping[str, Any] = field(compare=False)
-    text: str = field(init=False, repr=False)
-    """The arguments as text. Calls are equal where it is: 1, 1.0 and true are not."""
-
-    def __post_init__(self) -> None:
-        if type(self.name) is not str or not self.name:
-            raise ValueError(f"a ToolCall needs a name, got {self.name!r}")
-        try:
-            text = json.dumps(dict(self.arguments), ensure_ascii=False, allow_nan=False)
-            own = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the arguments of a ToolCall are a mapping to JSON values ({error})") from None
-        object.__setattr__(self, "arguments", MappingProxyType(own))
-        object.__setattr__(self, "text", text)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ToolCall, (self.name, dict(self.arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that a model may call: its name, what it does, and a JSON schema of its arguments.
-
-    Example:
-        ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}})
-    """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}}, compare=False)
-    text: str = field(init=False, repr=False)
-    """The parameters as text. Tools are equal where it is, down to the order of their arguments, which is shown."""
-
-    def __post_init__(self) -> None:
-        if type(self.name) is not str or not TOOL_NAME.fullmatch(self.name):
-            raise ValueError(f'the name of a ToolSpec is letters, digits, "_", "-" and ".", got {self.name!r}')
-        if type(self.description) is not str:
-            raise ValueError(f"the description of a ToolSpec is a string, got {type(self.description).__name__}")
-        try:
-            text = json.dumps(dict(self.parameters), ensure_ascii=False, allow_nan=False)
-            own = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the parameters of the tool {self.name} are a JSON schema ({error})") from None
-        if own.get("type") != "object" or not isinstance(own.get("properties", {}), dict):
-            raise ValueError(
-                f'the parameters of the tool {self.name} are a JSON schema like {{"type": "object", "properties": ...}}'
-            )
-        object.__setattr__(self, "parameters", MappingProxyType(own))
-        object.__setattr__(self, "text", text)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The tool as chat templates and OpenAI's interface have it."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ToolSpec, (self.name, self.description, dict(self.parameters))
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation, as a chat template sees it.
-
-    Example:
-        Message("user", "Start at amber. Follow 2 links.")
-        Message("assistant", "", thinking="amber first", calls=(ToolCall("get", {"name": "amber"}),))
-    """
-
-    role: str
-    content: str
-    thinking: str = ""
-    """Reasoning, where it is known apart from the content."""
-    calls: tuple[ToolCall, ...] = ()
-    fault: str = ""
-    """What is wrong with a call that could not be read, in a line for the model; the content then has all the text."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.role, str) or not isinstance(self.content, str):
-            raise ValueError(
-                f"a Message is two strings, got {type(self.role).__name__} and {type(self.content).__name__}"
-            )
-        if type(self.thinking) is not str or type(self.fault) is not str:
-            raise ValueError("the thinking and the fault of a Message are strings")
-        if type(self.calls) is not tuple:
-            object.__setattr__(self, "calls", tuple(self.calls))
-        if any(type(call) is not ToolCall for call in self.calls):
-            raise ValueError("the calls of a Message are ToolCall values")
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """One dataset item an agent attempts.
 
@@ -206,31 +104,6 @@ class TurnTiming:
     prefill: float = 0.0
     decode: float = 0.0
     environment: float = 0.0
-
-
-def is_frozen(array: NDArray[Any]) -> bool:
-    """Whether nobody can write to an array, through it or through what it is a view of."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return False
-        base = base.base
-    return True
-
-
-def frozen_array(values: Any, dtype: Any, what: str) -> NDArray[Any]:
-    """A read-only one-dimensional array: the argument itself where it is one already, a copy otherwise."""
-    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1 and is_frozen(values):
-        return values
-    given = values if isinstance(values, np.ndarray) else np.array(values)
-    if given.ndim != 1:
-        raise ValueError(f"{what} must be one-dimensional, got shape {given.shape}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        array = given.astype(dtype)
-    if np.issubdtype(dtype, np.integer) and len(given) and not np.array_equal(array, given):
-        raise ValueError(f"{what} must hold whole numbers of {np.dtype(dtype).itemsize * 8} bits")
-    array.flags.writeable = False
-    return array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -382,48 +255,6 @@ def turns_of(groups: Sequence[Group]) -> Iterator[Turn]:
     for group in groups:
         for trajectory in group.trajectories:
             yield from trajectory.turns
-
-
-def pack_tokens(turns: Sequence[Turn]) -> tuple[Tokens, NDArray[np.int64]]:
-    """One token buffer and, per turn, [start, end of prompt, end of action] in it.
-
-    A turn whose prompt begins with the whole turn before it continues that turn's place in the buffer, so a
-    history that only grew is stored once.
-    """
-    spans = np.zeros((len(turns), 3), np.int64)
-    parts: list[Tokens] = []
-    size = 0
-    start = 0
-    for index, turn in enumerate(turns):
-        before = turns[index - 1] if index else None
-        if before is None or not extends(turn, before):
-            start, parts_of_turn = size, [turn.prompt, turn.action]
-        else:
-            parts_of_turn = [turn.prompt[len(before.prompt) + len(before.action) :], turn.action]
-        parts.extend(parts_of_turn)
-        size += sum(len(part) for part in parts_of_turn)
-        spans[index] = start, size - len(turn.action), size
-    buffer = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    buffer.flags.writeable = False
-    return buffer, spans
-
-
-def extends(turn: Turn, before: Turn) -> bool:
-    """Whether the prompt of `turn` begins with the prompt and action of `before`."""
-    p, a = len(before.prompt), len(before.action)
-    return (
-        len(turn.prompt) >= p + a
-        and np.array_equal(turn.prompt[:p], before.prompt)
-        and np.array_equal(turn.prompt[p : p + a], before.action)
-    )
-
-
-def lost_tokens(turn: Turn, before: Turn) -> int:
-    """Tokens of the turn before, prompt and action, that the prompt of `turn` does not begin with."""
-    known = np.concatenate([before.prompt, before.action])
-    size = min(len(known), len(turn.prompt))
-    differs = known[:size] != turn.prompt[:size]
-    return len(known) - (int(differs.argmax()) if differs.any() else size)
 
 
 def share_storage(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:

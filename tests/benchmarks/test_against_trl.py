@@ -20,8 +20,8 @@ from support.paths import BENCHMARKS
 from turnwise.assemble.model import tiny_texts
 from turnwise.envs.hops import Hops
 from turnwise.learn.tiny import build_model, build_tokenizer
+from turnwise.messages import Message
 from turnwise.rollout.scene import Attempt
-from turnwise.types import Message
 
 FOLDER = BENCHMARKS
 HOPS = next(iter(Hops.tasks("train", 0)))

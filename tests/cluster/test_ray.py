@@ -19,10 +19,11 @@ from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
 from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.envs.base import Reply
+from turnwise.messages import Message
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
 from turnwise.train.loop import Progress, train
-from turnwise.types import Message, Status
+from turnwise.types import Status
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

@@ -14,7 +14,8 @@ from itertools import product
 import numpy as np
 
 from turnwise.credit.estimators import Estimate
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn, turns_of
+from turnwise.messages import Message
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn, turns_of
 
 STOP, FAIL, SUCCEED = 0, 1, 2
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.making import make_turn
-from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
+from turnwise.messages import Message
+from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 many = settings(max_examples=200, deadline=None)
 HEARD = [(), (Message("user", "a"),), (Message("user", "b"),), (Message("user", "a"), Message("user", "b"))]

@@ -22,7 +22,8 @@ from credit.stepping import (
 from support.making import make_group, make_trajectory, make_turn
 from turnwise.credit.temporal import critic_targets, gae, gigpo, reinforce_pp, reward_to_go, turn_baseline
 from turnwise.credit.totals import grpo
-from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
+from turnwise.messages import Message
+from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 whitened = pytest.mark.parametrize("estimate", [reinforce_pp, gae])
 

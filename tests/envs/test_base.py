@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from turnwise.envs.base import Reply
-from turnwise.types import Message, ToolSpec
+from turnwise.messages import Message, ToolSpec
 
 SOME = Message("user", "x")
 

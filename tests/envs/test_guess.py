@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from support.acting import limits, renderer, run
 from turnwise.envs.guess import Guess
+from turnwise.messages import Message
 from turnwise.rollout.demonstrate import Demonstrator
-from turnwise.types import Message, Status, Task
+from turnwise.types import Status, Task
 
 
 def opened(low=1, high=16, secret=11, **chosen):

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from support.acting import limits, renderer, run
 from turnwise.envs.hops import NAMES, Hops
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.demonstrate import Demonstrator
-from turnwise.types import Message, Status, Task, ToolCall, extends
+from turnwise.tokens import extends
+from turnwise.types import Status, Task
 
 SETTINGS = [
     {},

@@ -13,10 +13,11 @@ from turnwise.envs import tools
 from turnwise.envs.base import Reply
 from turnwise.envs.daemon_threads import DaemonThreads
 from turnwise.envs.tools import Tool, ToolBroken, ToolEnvironment, ToolError, tool
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt
 from turnwise.runs.describe import describe
-from turnwise.types import Group, Message, Status, Task, ToolCall
+from turnwise.types import Group, Status, Task
 
 TASK = Task("t", "shop", {"basket": ["apple", "pear"], "total": "5"})
 PRICES = {"apple": 2, "pear": 3}

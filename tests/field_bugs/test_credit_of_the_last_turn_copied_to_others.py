@@ -11,7 +11,8 @@ import pytest
 from field_bugs.one_step import step_on
 from support.making import make_turn
 from turnwise.credit.totals import grpo
-from turnwise.types import Group, Message, Status, Task, Trajectory, turns_of
+from turnwise.messages import Message
+from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 NUM_TURNS = 4
 TOTALS = (0.0, 1.0, 0.25)

@@ -21,7 +21,8 @@ from turnwise.credit.weighting import WEIGHTINGS, trajectory_mean, turn_mean
 from turnwise.learn.losses import gspo, ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
-from turnwise.types import Group, Status, Task, Trajectory, extends, turns_of
+from turnwise.tokens import extends
+from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 TOLERANCE = 1e-12
 RATIOS = {

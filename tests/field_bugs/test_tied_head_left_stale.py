@@ -19,11 +19,12 @@ from turnwise.assemble import run as building
 from turnwise.engines.slots.engine import SlotEngine, SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
+from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.workers import inline
 from turnwise.train.loop import Progress, train, unchecked
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 STEPS = 4
 

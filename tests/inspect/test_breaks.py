@@ -1,9 +1,10 @@
 import pytest
 
 from turnwise.inspect.breaks import describe_breaks, find_breaks
+from turnwise.messages import Message
 from turnwise.runs.archive import Record, write_step
 from turnwise.runs.describe import describe
-from turnwise.types import Break, Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn
 
 
 def attempt(*turns, status=Status.finished):

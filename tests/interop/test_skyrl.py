@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from support.making import make_turn, trajectories
 from turnwise.interop.skyrl import TrajectoryID, from_generator_output, to_generator_output
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, turns_of
+from turnwise.messages import Message
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, turns_of
 
 many = settings(max_examples=250, deadline=None)
 PER_TOKEN = ("response_ids", "rewards", "loss_masks", "rollout_logprobs")

@@ -16,8 +16,9 @@ from turnwise.engines.slots.model import SlotModel
 from turnwise.learn.learner import save_policy
 from turnwise.learn.lora import Adapters, LoraSettings
 from turnwise.learn.policy import load_model
+from turnwise.messages import Message
 from turnwise.plan.pack import pack
-from turnwise.types import Message, Turn
+from turnwise.types import Turn
 
 pytest.importorskip("peft")
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from plan.tries import EDGE_IDS, actions_of, assert_lays_out, sequence, shared_turns, trained
 from support.making import few, lines_run, make_turn, make_turns
 from turnwise.plan.cut import cut
-from turnwise.plan.tree import common, tree
+from turnwise.plan.tree import tree
+from turnwise.tokens import common_prefix
 
 many = settings(max_examples=200, deadline=None)
 
@@ -132,7 +133,7 @@ def test_common_counts_equal_beginnings(one, other):
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
-    assert common(np.array(one, np.int32), np.array(other, np.int32)) == count
+    assert common_prefix(np.array(one, np.int32), np.array(other, np.int32)) == count
 
 
 # ---------------------------------------------------------------- heavy first

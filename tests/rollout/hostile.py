@@ -19,7 +19,7 @@ import numpy as np
 from support.acting import user
 from turnwise.envs.base import Reply
 from turnwise.envs.raised import Raised
-from turnwise.types import Message, ToolSpec
+from turnwise.messages import Message, ToolSpec
 
 FIELDS = tuple(field.name for field in fields(Reply))
 ERRORS = [ValueError, TypeError, RuntimeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError]

@@ -13,8 +13,9 @@ from support.acting import TASK, Puppet, attempted, hang, renderer, run, says, s
 from turnwise.engines.base import Completion, EngineFailure, Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
+from turnwise.messages import Message
 from turnwise.rollout.scene import Attempt
-from turnwise.types import Message, Status, StopReason, Task, Trajectory
+from turnwise.types import Status, StopReason, Task, Trajectory
 
 DONE = Reply(finished=True, outcome=1.0)
 SHORT = {"turn_seconds": 0.1, "attempt_seconds": 1000.0}

@@ -9,9 +9,10 @@ from support.acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.hops import Hops
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Message, Status, Task, ToolCall, ToolSpec
+from turnwise.types import Status, Task
 
 TASKS = list(Hops.tasks("train", 0, count=6, links=(2, 3)))
 

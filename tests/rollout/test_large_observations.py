@@ -8,10 +8,11 @@ import pytest
 
 from support.acting import Puppet, attempted, limits, run, user
 from turnwise.envs.base import Reply
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.limits import FEWEST_BYTES, Limits, abridged, text_bytes
 from turnwise.rollout.render.control import ControlTokens
 from turnwise.rollout.render.off_loop import LONG, render_off_loop
-from turnwise.types import Message, Status, ToolCall, ToolSpec
+from turnwise.types import Status
 
 LARGE = "x" * 10_000_000
 

@@ -18,8 +18,9 @@ from support.acting import TASK, Puppet, attempted, hang, limits, renderer, run,
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.group import AttemptMaker
-from turnwise.types import Message, Status, ToolCall
+from turnwise.types import Status
 
 KINDS = {
     "raises": hostile.raising,

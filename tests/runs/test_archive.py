@@ -8,21 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.making import lines_run, make_turn
+from turnwise.messages import Message, ToolCall
 from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
-from turnwise.types import (
-    Break,
-    Group,
-    Message,
-    Status,
-    StopReason,
-    Task,
-    ToolCall,
-    Trajectory,
-    Turn,
-    TurnTiming,
-    pack_tokens,
-    turns_of,
-)
+from turnwise.tokens import pack_tokens
+from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming, turns_of
 
 TOKEN_COLUMNS = ("tokens", "logprobs", "versions", "credit", "weights")
 

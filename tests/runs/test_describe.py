@@ -3,8 +3,9 @@ import warnings
 
 import pytest
 
+from turnwise.messages import Message
 from turnwise.runs.describe import describe
-from turnwise.types import Break, Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn
 
 
 def turn(num_tokens=2, prompt=3, version=5, reward=0.0, stop=StopReason.end_token):

@@ -3,9 +3,10 @@ import json
 import pytest
 
 from support.making import make_turn, make_turns
+from turnwise.messages import Message
 from turnwise.runs.archive import read_step
 from turnwise.runs.evaluations import cut_back, evaluated, prune, write_evaluation
-from turnwise.types import Group, Message, Status, Task, Trajectory
+from turnwise.types import Group, Status, Task, Trajectory
 
 
 def spelled(tokens):

@@ -12,12 +12,12 @@ import pytest
 from support.running import MICRO, train
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
+from turnwise.messages import Message
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.checkpoint import checkpoint_path
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.metric_names import METRICS, metric_of
 from turnwise.runs.tracker import read_metrics
-from turnwise.types import Message
 
 FILE_KEYS = {"step", "nonfinite"}
 FEW = ["steps=2", "groups_per_step=2", "sft.updates=2", "evaluation.tasks=2", "evaluation.final_tasks=2"]

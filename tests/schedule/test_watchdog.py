@@ -158,7 +158,8 @@ WORLD = """
 import asyncio, time
 from pathlib import Path
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class World:

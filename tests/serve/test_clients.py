@@ -9,7 +9,8 @@ import pytest
 
 from serve.serving import hermes, served
 from support.acting import renderer, says
-from turnwise.types import Break, Message, StopReason
+from turnwise.messages import Message
+from turnwise.types import Break, StopReason
 
 TOOL = {"name": "get", "description": "Where a name leads.", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "get", "arguments": {"name": "amber"}}\n</tool_call>'

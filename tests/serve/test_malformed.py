@@ -187,8 +187,8 @@ def test_headers_that_say_nothing_sensible(headers):
 
 def test_results_of_many_calls_are_put_in_order_at_once():
     """Each took a walk over all calls before: minutes for a body of 8 MB."""
+    from turnwise.messages import Message
     from turnwise.serve.dialects.ask import in_order
-    from turnwise.types import Message
 
     class Name(str):
         compared = 0

@@ -8,8 +8,9 @@ import pytest
 from serve.serving import hermes, make_session
 from support.acting import hang, run, says, until
 from turnwise.engines.base import EngineFailure, Sampling
+from turnwise.messages import Message, ToolCall
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal
-from turnwise.types import Break, Message, Status, StopReason, ToolCall, Trajectory
+from turnwise.types import Break, Status, StopReason, Trajectory
 
 ONE, OTHER = Delivery(b"one"), Delivery(b"other")
 
@@ -324,7 +325,7 @@ def test_turns_are_in_the_order_they_were_completed():
 
 
 def test_tools_are_shown_and_a_change_of_them_is_an_edit():
-    from turnwise.types import ToolSpec
+    from turnwise.messages import ToolSpec
 
     engine, _ = counting()
     one, other = ToolSpec("get"), ToolSpec("put")

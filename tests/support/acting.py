@@ -16,11 +16,12 @@ from turnwise.engines.slots.model import SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.attention import NAME, register
 from turnwise.learn.tiny import build_tokenizer
+from turnwise.messages import Message
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Scene
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn
 
 TASK = Task("t-1", "hops", {})
 CONTEXT = 96

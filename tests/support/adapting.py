@@ -9,7 +9,7 @@ from random import Random
 
 from turnwise.assemble.environments import environment_class
 from turnwise.envs.isolation.json_wire import packed_reply
-from turnwise.types import Message
+from turnwise.messages import Message
 
 
 def tasks_for(name, split="train", count=1, seed=0, **arguments):

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import turnwise
-from turnwise.types import Group, Message, Status, StopReason, Task, Trajectory, Turn
+from turnwise.messages import Message
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn
 
 VOCABULARY = 64
 

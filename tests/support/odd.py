@@ -9,7 +9,8 @@ import sys
 
 from turnwise.envs.adapters.adapter import Adapter
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.types import Task
 
 TASK = Task("t-1", "odd", {"n": 3})
 LEFT_BEHIND = []

@@ -9,7 +9,8 @@ import sys
 import time
 
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class Wild:

@@ -19,13 +19,14 @@ from support.paths import TESTS
 from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
 from turnwise.assemble import run
 from turnwise.envs.base import Reply
+from turnwise.messages import Message
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated
 from turnwise.runs.folder import RunFolder
 from turnwise.schedule.stopping import RunStopped
-from turnwise.types import Message, turns_of
+from turnwise.types import turns_of
 
 
 def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:

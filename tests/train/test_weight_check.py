@@ -13,8 +13,9 @@ from train.checking import check_of, lazy_engine, learner_of, pair
 from turnwise.engines.base import EngineFailure
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change, Disturbance
+from turnwise.messages import Message
 from turnwise.plan.pack import pack
-from turnwise.types import Message, StopReason, Turn
+from turnwise.types import StopReason, Turn
 
 NAMES = sorted(tiny_model(tied=True).state_dict())
 

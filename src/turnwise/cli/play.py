@@ -18,7 +18,8 @@ from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.environments import DatasetEnvironments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Scene
-from turnwise.types import Task, Tokens, Trajectory
+from turnwise.tokens import Tokens
+from turnwise.types import Task, Trajectory
 
 
 async def play(recipe: Recipe, number: int) -> int:

@@ -11,12 +11,13 @@ from turnwise.cluster.placement import connect
 from turnwise.envs.base import Environment, Reply
 from turnwise.envs.capabilities import is_batchable
 from turnwise.envs.raised import Raised, carrying
+from turnwise.messages import Message
 from turnwise.recipe.schema import Cluster
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.calls import call
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 
 class EnvironmentActor:

@@ -11,7 +11,7 @@ import numpy as np
 from turnwise.cluster.placement import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.remote.router import Router
-from turnwise.types import Tokens
+from turnwise.tokens import Tokens
 from turnwise.weights.object_store import ObjectStore, StoredWeights, tensors_of_arrays
 
 MakeEngine = Callable[[], Engine]

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from turnwise.types import Floats, StopReason, Tokens, TurnTiming
+from turnwise.tokens import Floats, Tokens
+from turnwise.types import StopReason, TurnTiming
 
 MOST_TOKENS = (1 << 31) - 1
 """The largest number of tokens, top-k and token that 32 bits hold."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
-from turnwise.types import StopReason, Tokens
+from turnwise.tokens import Tokens
+from turnwise.types import StopReason
 
 Spoken = str | Tokens
 """A text, to which an end token is added, or the tokens of an action."""

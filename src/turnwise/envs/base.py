@@ -9,7 +9,8 @@ from numbers import Real
 from typing import Any, Protocol
 
 from turnwise.envs.raised import Raised, unpacked
-from turnwise.types import LARGEST_PAY, Message, Task, ToolSpec
+from turnwise.messages import Message, ToolSpec
+from turnwise.types import LARGEST_PAY, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ from random import Random
 from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 from turnwise.envs.base import Environment
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 @runtime_checkable

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 SYSTEM = "Guess the number. After each guess you hear higher or lower."
 NUMBER = re.compile(r"-?[0-9]{1,9}")

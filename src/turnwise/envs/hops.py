@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 NAMES = (
     "amber birch cedar delta ember flint grove hazel ivory jade knoll larch maple north olive pearl "

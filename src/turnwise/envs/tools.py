@@ -22,7 +22,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from turnwise.envs.base import Reply
 from turnwise.envs.daemon_threads import DaemonThreads
 from turnwise.envs.raised import Raised, error_line, home_of
-from turnwise.types import Message, Task, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.types import Task
 
 SECONDS = 10.0
 """How long a call may take, unless the tool says otherwise."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from turnwise.runs.archive import archived_steps, read_step
-from turnwise.types import Break, Turn, extends, lost_tokens
+from turnwise.tokens import extends, lost_tokens
+from turnwise.types import Break, Turn
 
 SHOWN = 12
 """Tokens of an example on each side of the place where the prompts part."""

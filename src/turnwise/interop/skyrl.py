@@ -33,7 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, Trajectory, Turn, extends, turns_of
+from turnwise.messages import Message
+from turnwise.tokens import Tokens, extends
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn, turns_of
 
 KEYS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "trajectory_ids", "is_last_step")
 """Every step-wise output has them; `stop_reasons` and `rollout_logprobs` may be absent or None."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from turnwise.learn.attention import NAME, attention_of, register, states_of
+from turnwise.messages import Message
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
-from turnwise.types import Message, StopReason, Turn
+from turnwise.types import StopReason, Turn
 
 Layout = Callable[[Sequence[Turn], int], list[Plan]]
 """(turns, tokens per pass) -> plans."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from turnwise.plan.blocks import Index
 from turnwise.plan.pack import fill
 from turnwise.plan.plan import Plan
-from turnwise.types import Turn, extends
+from turnwise.tokens import extends
+from turnwise.types import Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)

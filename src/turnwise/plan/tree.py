@@ -13,7 +13,8 @@ import numpy as np
 
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
-from turnwise.types import Tokens, Turn
+from turnwise.tokens import Tokens, common_prefix
+from turnwise.types import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,9 @@ def sort_rows(turns: Sequence[Turn], chosen: Sequence[int]) -> tuple[list[Row], 
     order = sorted(chosen, key=lambda turn: sequences[turn].astype(">u4").tobytes())
     rows, before = [], None
     for turn in order:
-        rows.append(Row(turn, common(before, sequences[turn]) if before is not None else 0))
+        rows.append(Row(turn, common_prefix(before, sequences[turn]) if before is not None else 0))
         before = sequences[turn]
     return rows, sequences
-
-
-def common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences have in common at their beginning."""
-    size = min(len(one), len(other))
-    differs = one[:size] != other[:size]
-    first = int(differs.argmax()) if size else 0
-    return first if size and differs[first] else size
 
 
 def tree(turns: Sequence[Turn]) -> Plan:

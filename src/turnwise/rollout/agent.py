@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from turnwise.engines.base import Completion
 from turnwise.envs.base import Reply
+from turnwise.messages import Message
 from turnwise.rollout.calls import EnvironmentFailure, ask
 from turnwise.rollout.limits import Limits, abridged, text_bytes
 from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt
 from turnwise.rollout.scene import RunningAttempt, Scene
-from turnwise.types import Message, Status, Turn
+from turnwise.types import Status, Turn
 
 log = logging.getLogger(__name__)
 TOO_LARGE = (

@@ -16,13 +16,15 @@ from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
 from turnwise.envs.capabilities import can_demonstrate
+from turnwise.messages import Message, ToolSpec
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
-from turnwise.types import Group, Message, Status, StopReason, Task, Tokens, ToolSpec, Trajectory, Turn
+from turnwise.tokens import Tokens
+from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.types import Message, ToolSpec
+from turnwise.messages import Message, ToolSpec
 
 BYTES_PER_TOKEN = 16
 """A text that fits has fewer on average: English has about five; only lines of dashes and the like have more."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.atomic import clear_leftovers, write_atomically
+from turnwise.messages import Message, ToolCall
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
     bounds_of,
@@ -32,21 +33,8 @@ from turnwise.runs.columns import (
     token_column,
 )
 from turnwise.runs.seal import BLANK, is_intact, sealed
-from turnwise.types import (
-    Break,
-    Floats,
-    Group,
-    Message,
-    Status,
-    Task,
-    ToolCall,
-    Trajectory,
-    TurnTiming,
-    frozen_array,
-    pack_tokens,
-    rebuild_trajectory,
-    turns_of,
-)
+from turnwise.tokens import Floats, frozen_array, pack_tokens
+from turnwise.types import Break, Group, Status, Task, Trajectory, TurnTiming, rebuild_trajectory, turns_of
 
 FORMAT_KEY, FORMAT = b"turnwise.archive", b"1"
 SEAL_KEY = "turnwise.seal"

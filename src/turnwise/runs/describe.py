@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from turnwise.types import Break, Group, Status, StopReason, Trajectory, extends, lost_tokens, turns_of
+from turnwise.tokens import extends, lost_tokens
+from turnwise.types import Break, Group, Status, StopReason, Trajectory, turns_of
 
 TOOL_ERRORS = re.compile(r"tools/[^/]+/errors")
 """Marks that environments made of tools leave behind an error inside one."""

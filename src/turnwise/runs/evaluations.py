@@ -14,7 +14,8 @@ from typing import Any
 
 from turnwise.atomic import clear_leftovers, write_atomically
 from turnwise.runs.archive import Record, write_records
-from turnwise.types import Group, Trajectory, extends
+from turnwise.tokens import extends
+from turnwise.types import Group, Trajectory
 
 NAME = re.compile(r"step-(\d{6,})-([a-z]+)\.(?:parquet|jsonl)")
 Decode = Callable[[Sequence[int]], str]

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import Completion, Engine, Sampling, shown
+from turnwise.messages import Message
 from turnwise.rollout.render.renderer import Prompt, Renderer, frozen
 from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Messages, Refusal, unfit
 from turnwise.serve.history import ServedTurn
-from turnwise.types import Break, Message, StopReason, Turn
+from turnwise.types import Break, StopReason, Turn
 
 NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools, for instance to "hermes"'
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from turnwise.messages import Message, ToolSpec
 from turnwise.serve.dialects.ask import Messages
-from turnwise.types import Message, ToolSpec, Turn
+from turnwise.types import Turn
 
 
 @dataclass(eq=False, slots=True)

@@ -29,7 +29,8 @@ from turnwise.serve.call import (
 from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Messages, Refusal, unfit
 from turnwise.serve.history import History, ServedTurn
-from turnwise.types import Break, Status, StopReason, Turn, extends
+from turnwise.tokens import extends
+from turnwise.types import Break, Status, StopReason, Turn
 
 OVER = "this attempt is over: nothing more is sampled for it"
 PATIENCE = 15.0

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from turnwise.engines.base import Engine, EngineFailure, Sampling
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.perturbation import MIRRORS, Change
+from turnwise.messages import Message
 from turnwise.plan.plan import Plan
-from turnwise.types import Message, Turn
+from turnwise.types import Turn
 
 log = logging.getLogger(__name__)
 

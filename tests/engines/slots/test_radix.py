@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.engines.slots.kv_layout import KVLayout
-from turnwise.engines.slots.radix import Radix, common_length
+from turnwise.engines.slots.radix import Radix
 
 LAYOUT = KVLayout(((2, 3),), {0: (0, 0), 1: (0, 1)}, torch.float32, "cpu")
 
@@ -50,13 +50,6 @@ def check(tree):
         for place in range(node.num_cached_tokens):
             assert (node.states[0][:, :, :, place] == meaning(spelled(node)[: node.start + place + 1])).all()
     return spent
-
-
-def test_common_length():
-    assert common_length(tokens("abc"), tokens("abd")) == 2
-    assert common_length(tokens("abc"), tokens("ab")) == 2
-    assert common_length(tokens("abc"), tokens("xbc")) == 0
-    assert common_length(tokens(""), tokens("x")) == 0
 
 
 def test_prefixes_are_shared_and_split_where_they_part():

@@ -4,7 +4,7 @@ from support.acting import run
 from support.adapting import begun, check_independence, played, tasks_for, texts, total
 from turnwise.assemble.environments import environment_class
 from turnwise.envs.adapters.bfcl import read_calls
-from turnwise.types import Message, ToolCall
+from turnwise.messages import Message, ToolCall
 
 BASE = "bfcl:multi_turn_base"
 

@@ -11,7 +11,7 @@ import pytest
 from support.acting import run
 from support.adapting import begun, check_independence, played, tasks_for, texts, total
 from turnwise.assemble.environments import environment_class
-from turnwise.types import Message
+from turnwise.messages import Message
 
 SERVER = Path(__file__).parent / "openenv_server.py"
 

@@ -7,8 +7,9 @@ from support.acting import run
 from support.adapting import check_independence, played, texts, total
 from turnwise.assemble.environments import environment_class, tasks_of
 from turnwise.envs.adapters.skyrl_gym import SkyRLGym
+from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 
 def sums(count=40):

@@ -7,7 +7,8 @@ from support.adapting import check_independence, played, shown, tasks_for, texts
 from turnwise.assemble.environments import environment_class
 from turnwise.envs.adapters import adapted
 from turnwise.envs.adapters.textarena import TextArena
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 GUESS = "textarena:GuessTheNumber-v0"
 

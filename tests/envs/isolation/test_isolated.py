@@ -13,9 +13,10 @@ from support.acting import run as run_it
 from support.odd import LEFT_BEHIND, TASK, Odd
 from support.paths import TESTS
 from turnwise.envs.isolation.isolated import ProcessFailure, fork_server_of, isolate
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.group import all_of
 from turnwise.rollout.scene import Attempt
-from turnwise.types import Message, Status, Task, ToolCall
+from turnwise.types import Status, Task
 
 HERE = "support.odd:Odd"
 KIND = isolate(Odd, HERE)
@@ -192,7 +193,7 @@ import asyncio, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from support.odd import TASK, Odd
 from turnwise.envs.isolation.isolated import isolate, fork_server_of
-from turnwise.types import Message
+from turnwise.messages import Message
 async def main():
     environment = isolate(Odd, "support.odd:Odd")()
     reply = await environment.open(TASK)

@@ -13,9 +13,9 @@ from turnwise.assemble.environments import environment_makers
 from turnwise.envs.adapters.verifiers_process import PlayerProcess
 from turnwise.envs.isolation.isolated import fork_server_of, isolate
 from turnwise.envs.isolation.variables import check_variables, passed_on
+from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
 from turnwise.serve.agents.agent import command_agent
-from turnwise.types import Message
 
 SECRETS = (
     "AWS_SECRET_ACCESS_KEY",

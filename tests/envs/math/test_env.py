@@ -6,9 +6,10 @@ from support.acting import byte_tokenizer, limits, run
 from turnwise.envs.math import env as own
 from turnwise.envs.math.env import Math, expressions_of, result_in
 from turnwise.envs.math.sandbox import Ran, Sandbox
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Message, Task, ToolCall
+from turnwise.types import Task
 
 pytest.importorskip("reasoning_gym")
 ROOMY = {"max_prompt_tokens": 9000, "max_action_tokens": 900, "max_trajectory_tokens": 9900, "attempt_seconds": 100.0}

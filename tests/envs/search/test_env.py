@@ -10,13 +10,14 @@ from support.worlds import invented_factbook
 from turnwise.assemble.environments import environment_makers, tasks_of
 from turnwise.envs.search.env import INVALID, Search, is_right, normalised, parse, shown_passages
 from turnwise.envs.search.retrieval.service import Local, Passage
+from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.batching.batches import Batched, Batches
 from turnwise.rollout.batching.flush import Adaptive
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.scene import Attempt
-from turnwise.types import Message, Status, Task
+from turnwise.types import Status, Task
 
 PATIENT = {"turn_seconds": 60.0, "attempt_seconds": 100.0, "max_prompt_tokens": 9000, "max_trajectory_tokens": 9200}
 

@@ -10,11 +10,12 @@ from turnwise.envs.sql import env as sql
 from turnwise.envs.sql import flights
 from turnwise.envs.sql.database import Table
 from turnwise.envs.sql.env import Sql, same, written
+from turnwise.messages import Message, ToolCall
 from turnwise.recipe.parse import load_recipe
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt
-from turnwise.types import Message, Status, Task, ToolCall
+from turnwise.types import Status, Task
 
 ROWS_OF = flights.rows_of
 RENDER = Renderer(byte_tokenizer(), tools="hermes")

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from support.acting import byte_tokenizer
 from support.paths import DOCS
 from turnwise.learn.tiny import CHATML
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render import control as module
 from turnwise.rollout.render.control import ControlTokens, Written, is_control
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Break, Message, StopReason, ToolCall, ToolSpec, Turn
+from turnwise.types import Break, StopReason, Turn
 
 MAKE = SimpleNamespace(**runpy.run_path(str(DOCS / "make_templates.py")))
 TEMPLATES = MAKE.templates()

@@ -3,9 +3,9 @@ import threading
 import numpy as np
 
 from support.acting import byte_tokenizer, user
+from turnwise.messages import Message
 from turnwise.rollout.render.remembered import Remembered, size_of
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Message
 
 
 def test_what_was_computed_is_not_computed_again():

@@ -11,9 +11,10 @@ from turnwise.assemble.engines import engine_of
 from turnwise.assemble.model import renderer_of
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import CHATML, build_model, build_tokenizer
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.render.template import FORMATS
-from turnwise.types import Break, Message, Status, StopReason, ToolCall, ToolSpec, Turn
+from turnwise.types import Break, Status, StopReason, Turn
 
 LINE = "<|im_start|>{{ message.role }}\n{{ text }}<|im_end|>\n"
 GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

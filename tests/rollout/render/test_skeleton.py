@@ -1,7 +1,7 @@
 import pytest
 
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.render.skeleton import Skeletons
-from turnwise.types import Message, ToolCall
 
 QWEN = "{% if m.content.startswith('<tool_response>') %}{{ m.content.split('</think>')[-1] }}{% endif %}<|im_end|>"
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from support.paths import DOCS
+from turnwise.messages import Message, ToolSpec
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Break, Message, StopReason, ToolSpec, Turn
+from turnwise.types import Break, StopReason, Turn
 
 PAGE = DOCS / "reference" / "templates.md"
 MAKE = SimpleNamespace(**runpy.run_path(str(DOCS / "make_templates.py")))

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from support.acting import Puppet, attempted, byte_tokenizer, run, says, user
 from turnwise.envs.base import Reply
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.render.template import FORMATS
-from turnwise.types import Break, Message, Status, StopReason, ToolCall, ToolSpec, Turn
+from turnwise.types import Break, Status, StopReason, Turn
 
 HERMES, LLAMA, HARMONY = (FORMATS[name].parse for name in ("hermes", "llama", "harmony"))
 GET = ToolCall("get", {"name": "amber"})

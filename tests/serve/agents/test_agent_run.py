@@ -14,11 +14,11 @@ from support.running import micro_recipe, micro_toml, train
 from turnwise.assemble.checks import check
 from turnwise.cli.commands import main
 from turnwise.envs.hops import Hops
+from turnwise.messages import Message, ToolCall
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs import archive
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
-from turnwise.types import Message, ToolCall
 
 CLIENT = []
 """Of all attempts: one would cost more than an attempt."""

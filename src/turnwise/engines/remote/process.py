@@ -19,7 +19,7 @@ from typing import Any
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.remote.child import Child
 from turnwise.engines.remote.wire import Wire, framed
-from turnwise.types import Tokens
+from turnwise.tokens import Tokens
 from turnwise.weights.published import Published
 from turnwise.weights.publisher import Publisher
 from turnwise.weights.skeleton import model_of_skeleton

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
-from turnwise.types import Tokens
+from turnwise.tokens import Tokens
 from turnwise.weights.published import Published
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from typing import Any
 from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
-from turnwise.types import StopReason, Tokens
+from turnwise.tokens import Tokens
+from turnwise.types import StopReason
 
 Run = Callable[..., Any]
 

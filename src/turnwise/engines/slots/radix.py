@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from turnwise.engines.slots.kv_layout import KVLayout, KVStates, copy_into, token_range
-from turnwise.types import Tokens
+from turnwise.tokens import Tokens, common_prefix
 
 
 class PrefixNode:
@@ -89,7 +89,7 @@ class Radix:
                 child = PrefixNode(tokens[start:].copy(), node, node.end)
                 node.children[int(tokens[start])] = child
                 return child
-            common = common_length(child.tokens, tokens[start:])
+            common = common_prefix(child.tokens, tokens[start:])
             node = child if common == len(child.tokens) else self.split(child, common)
             start += common
         return node
@@ -202,10 +202,3 @@ class Radix:
         self.root.detached = True
         self.root = PrefixNode(np.zeros(0, np.int32), None, 0)
         self.clock = 0
-
-
-def common_length(one: Tokens, other: Tokens) -> int:
-    """How many first tokens two runs have in common."""
-    size = min(len(one), len(other))
-    differ = one[:size] != other[:size]
-    return int(differ.argmax()) if differ.any() else size

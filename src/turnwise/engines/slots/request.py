@@ -11,7 +11,8 @@ import numpy as np
 from turnwise.engines.base import Completion, Sampling
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
-from turnwise.types import Floats, StopReason, Tokens, TurnTiming
+from turnwise.tokens import Floats, Tokens
+from turnwise.types import StopReason, TurnTiming
 
 NO_SLOT = -1
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from turnwise.engines.base import BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
-from turnwise.types import StopReason, Tokens
+from turnwise.tokens import Tokens
+from turnwise.types import StopReason
 from turnwise.weights.vllm_transfer import WeightTransfer
 
 MIN_TEMPERATURE = 0.01

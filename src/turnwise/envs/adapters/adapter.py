@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class Adapter:

@@ -22,7 +22,8 @@ from uuid import uuid4
 from turnwise.envs.adapters.adapter import Adapter, unknown
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.types import Task
 
 CATEGORIES = ("multi_turn_base", "multi_turn_long_context", "multi_turn_miss_func", "multi_turn_miss_param")
 STEPS = 20

@@ -8,7 +8,8 @@ from typing import Any
 
 from turnwise.envs.adapters.adapter import Registered, heard
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class Gem(Registered):

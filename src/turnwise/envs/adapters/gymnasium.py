@@ -15,7 +15,8 @@ from typing import Any
 
 from turnwise.envs.adapters.adapter import Adapter, heard, unknown
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 GRIDS = ("MiniGrid-", "BabyAI-")
 """How minigrid's names begin."""

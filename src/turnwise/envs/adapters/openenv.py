@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from turnwise.envs.adapters.adapter import Adapter, heard
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 LARGEST = 1 << 26

@@ -12,7 +12,8 @@ from typing import Any
 
 from turnwise.envs.adapters.adapter import Adapter, unknown
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class ReasoningGym(Adapter):

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from turnwise.envs.adapters.adapter import Registered, unknown
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 
 class SkyRLGym(Registered):

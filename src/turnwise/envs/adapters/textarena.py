@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from turnwise.envs.adapters.adapter import Registered, heard
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 ROLE = re.compile(r"\[(GAME|Player( \d+)?)\]")

@@ -17,7 +17,8 @@ from typing import Any
 from turnwise.data.cache import cache_folder, made_once
 from turnwise.envs.adapters.adapter import Adapter, heard, unknown
 from turnwise.envs.base import Reply
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 CUSTOM = {"nb_rooms": 2, "nb_objects": 4, "quest_length": 3}
 CHALLENGES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,8 @@ from turnwise.envs.adapters.adapter import Adapter
 from turnwise.envs.adapters.verifiers_process import Player, PlayerFailure, player_of
 from turnwise.envs.base import Reply
 from turnwise.envs.split import SPLITS, digest_of, is_heldout
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 PAGE = 256
 """Rows that are read at a time."""

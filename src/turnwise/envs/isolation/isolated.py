@@ -36,7 +36,8 @@ from turnwise.envs.isolation.json_wire import (
 from turnwise.envs.isolation.variables import passed_on
 from turnwise.envs.isolation.zygote import FORK, KILL, order_of
 from turnwise.envs.raised import carrying, unpacked
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 START = "from turnwise.envs.isolation.zygote import main; main()"
 SURROUNDINGS = {

@@ -10,7 +10,8 @@ from typing import Any
 from turnwise.envs.base import Reply
 from turnwise.envs.raised import unpacked
 from turnwise.frames import HEAD, framed, length_of, receive_exactly, receive_exactly_async
-from turnwise.types import Message, Task, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.types import Task
 
 LONGEST = 1 << 28
 """Bytes of a frame that are accepted."""

@@ -25,7 +25,8 @@ from turnwise.envs.capabilities import (
 )
 from turnwise.envs.isolation.isolated import Isolated, check
 from turnwise.envs.isolation.zygote import class_of
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 TARGET = "turnwise.envs.isolation.user_environment:UserEnvironment"
 

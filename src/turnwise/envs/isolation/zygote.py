@@ -23,7 +23,7 @@ from typing import Any, Never
 from turnwise.envs.isolation.json_wire import message_of, packed_message, packed_reply, receive, send, task_of
 from turnwise.envs.raised import Raised, error_line
 from turnwise.frames import receive_exactly
-from turnwise.types import Message
+from turnwise.messages import Message
 
 ORDER = 11
 """Bytes of an order: the command, the number of the child, and the length of the name that follows."""

@@ -13,7 +13,8 @@ from turnwise.envs.math.calculator import calculate
 from turnwise.envs.math.sandbox import Sandbox, check_sandbox
 from turnwise.envs.split import draw_tasks
 from turnwise.envs.tools import Tool, ToolEnvironment, ToolError, tool
-from turnwise.types import Message, Task, ToolCall
+from turnwise.messages import Message, ToolCall
+from turnwise.types import Task
 
 SYSTEM = "Solve the problem. Use the tools where you need them. Then say the result and nothing else."
 SANDBOX = Sandbox(patience=60.0)

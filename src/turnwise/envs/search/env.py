@@ -16,7 +16,8 @@ from turnwise.envs.search.retrieval.corpus import corpus_file
 from turnwise.envs.search.retrieval.server import LONGEST_QUERY, MOST_PASSAGES
 from turnwise.envs.search.retrieval.service import Passage, SearchService, service_of
 from turnwise.envs.split import SPLITS
-from turnwise.types import Message, Task
+from turnwise.messages import Message
+from turnwise.types import Task
 
 SYSTEM = (
     "Answer the question. Think inside <think> and </think>. Search by <search> query </search>; what is found comes "

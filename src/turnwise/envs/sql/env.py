@@ -14,7 +14,8 @@ from turnwise.envs.split import draw_tasks
 from turnwise.envs.sql.database import PATIENCE, Database, QueryError, Table
 from turnwise.envs.sql.flights import SALT, SHAPES, draw_question, entities, flights_file
 from turnwise.envs.tools import ToolBroken, ToolEnvironment, ToolError, tool
-from turnwise.types import Message, Task, ToolCall
+from turnwise.messages import Message, ToolCall
+from turnwise.types import Task
 
 SYSTEM = (
     "You answer questions about a SQLite database. Look at it with the tool query as often as you need. Then call the "

@@ -13,13 +13,14 @@ from typing import Any
 from turnwise.envs.base import Environment, Reply
 from turnwise.envs.capabilities import closes_many, is_batchable, is_idempotent, steps_many
 from turnwise.envs.raised import error_line
+from turnwise.messages import Message
 from turnwise.recipe import schema as config
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
 from turnwise.rollout.calls import EnvironmentFailure, call, checked, is_from_outside, name_of
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 PATIENCE = 0.5
 """How long validation holds a call back unless a recipe says so, in fitted prices of a call: a whole one would save

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.types import Message, Tokens, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.tokens import Tokens
 
 PRIVATE = range(0xF0000, 0xFFFFE)
 """Characters that mean nothing to anybody."""

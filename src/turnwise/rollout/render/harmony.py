@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.render.toolcalls import Fault, make_call, read_json
-from turnwise.types import Message, ToolCall
 
 CONTROL = re.compile(r"<\|[a-z_]+\|>")
 RECIPIENT = re.compile(r"\bto=(\S+)")

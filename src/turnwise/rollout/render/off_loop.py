@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from turnwise.messages import Message
 from turnwise.rollout.limits import text_bytes
 from turnwise.rollout.render.renderer import Prompt
-from turnwise.types import Message
 
 LONG = 1 << 16
 """Bytes of a conversation from which it is rendered in a thread."""

@@ -24,11 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.messages import Message
 from turnwise.rollout.render.control import Written
 from turnwise.rollout.render.remembered import Remembered
 from turnwise.rollout.render.skeleton import Skeletons
 from turnwise.rollout.render.template import QUESTION, RESULT, Template, Tools
-from turnwise.types import Break, Message, Tokens, Turn
+from turnwise.tokens import Tokens
+from turnwise.types import Break, Turn
 
 Messages = tuple[Message, ...]
 MOST_KEPT = 32 << 20

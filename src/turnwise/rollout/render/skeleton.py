@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from turnwise.messages import Message, ToolCall
 from turnwise.rollout.render.remembered import Remembered
-from turnwise.types import Message, ToolCall
 
 TAG = re.compile(r"</?[^<>\s'\"{}]{1,64}>|\[/?[A-Za-z_]{1,32}\]")
 TESTED = re.compile(

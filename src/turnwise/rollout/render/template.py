@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.control import ControlTokens, Written, texts_of
 from turnwise.rollout.render.harmony import TAGS, read_harmony, without_control
 from turnwise.rollout.render.skeleton import looked_for, tested_strings
@@ -29,7 +30,6 @@ from turnwise.rollout.render.toolcalls import (
     write_hermes,
     write_llama,
 )
-from turnwise.types import Message, ToolCall, ToolSpec
 
 Tools = tuple[ToolSpec, ...]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.types import TOOL_NAME, Message, ToolCall, ToolSpec
+from turnwise.messages import TOOL_NAME, Message, ToolCall, ToolSpec
 
 DEEPEST = 32
 """Levels of nesting in the arguments of a call."""

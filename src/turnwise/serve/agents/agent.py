@@ -19,11 +19,12 @@ from typing import Any
 
 from turnwise.envs.isolation.variables import passed_on
 from turnwise.envs.raised import error_line
+from turnwise.messages import Message
 from turnwise.rollout.calls import in_thread
 from turnwise.serve.agents.loop import agent_loop
 from turnwise.serve.dialects.ask import Messages
 from turnwise.serve.registry import Address
-from turnwise.types import Message, Task
+from turnwise.types import Task
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 GIVEN = ("task", "messages", "base_url", "api_key", "model", "act")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.types import Message, StopReason
+from turnwise.messages import Message
+from turnwise.types import StopReason
 
 PIECES = re.compile(r"\s*\S+|\s+")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.engines.base import MOST_TOKENS, shown
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.toolcalls import is_text
 from turnwise.serve.dialects.body import Unreadable, read_value
-from turnwise.types import Message, ToolCall, ToolSpec
 
 Messages = tuple[Message, ...]
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.engines.base import shown
+from turnwise.messages import Message
 from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     ROLES,
@@ -18,7 +19,7 @@ from turnwise.serve.dialects.ask import (
     text_of,
     unfit,
 )
-from turnwise.types import Message, StopReason
+from turnwise.types import StopReason
 
 HARMLESS = (
     "metadata",

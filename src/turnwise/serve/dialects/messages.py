@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.engines.base import shown
+from turnwise.messages import Message, ToolSpec
 from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
     Ask,
@@ -18,7 +19,7 @@ from turnwise.serve.dialects.ask import (
     tool_of,
     unfit,
 )
-from turnwise.types import Message, StopReason, ToolSpec
+from turnwise.types import StopReason
 
 HARMLESS = ("metadata", "service_tier", "container", "inference_geo", "speed")
 

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from turnwise.engines.base import shown
+from turnwise.messages import Message, ToolCall
 from turnwise.serve.dialects import chat
 from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import (
@@ -22,7 +23,7 @@ from turnwise.serve.dialects.ask import (
     unfit,
 )
 from turnwise.serve.dialects.chat import error
-from turnwise.types import Message, StopReason, ToolCall
+from turnwise.types import StopReason
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
