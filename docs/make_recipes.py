@@ -20,7 +20,8 @@ from turnwise.envs.math.env import Math
 from turnwise.envs.search.env import Search
 from turnwise.envs.sql.env import Sql
 from turnwise.learn.losses import LOSSES
-from turnwise.recipe.schema import Choice, Recipe
+from turnwise.recipe.schema import Recipe
+from turnwise.recipe.section import Choice
 
 HEAD = """# Recipes
 

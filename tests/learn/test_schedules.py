@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from support.making import few
 from turnwise.learn.schedules import SHAPES, schedule
-from turnwise.recipe.schema import Optimizer
+from turnwise.recipe.optimizer import OptimizerConfig
 
 
 def test_every_schedule_of_a_recipe_exists():
-    assert set(get_args(Optimizer.model_fields["schedule"].annotation)) == set(SHAPES)
+    assert set(get_args(OptimizerConfig.model_fields["schedule"].annotation)) == set(SHAPES)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -7,10 +7,11 @@ from pydantic import BaseModel, ValidationError
 
 from support.making import few, make_group, make_model
 from support.paths import RECIPES
-from turnwise.recipe import schema as config
 from turnwise.recipe.arguments import check_arguments, choose, suggest
+from turnwise.recipe.environment import EnvironmentConfig
 from turnwise.recipe.parse import apply_override, load_recipe, parse_recipe
-from turnwise.recipe.schema import Choice, Recipe, Section
+from turnwise.recipe.schema import Recipe
+from turnwise.recipe.section import Choice, Section
 
 SMALL = """
 steps = 3
@@ -277,7 +278,7 @@ def test_updates_per_step(update, epochs, expected):
 
 @pytest.mark.parametrize(("entry", "label"), [({}, "hops"), ({"dataset": "easy"}, "easy"), ({"name": "a.b:C"}, "C")])
 def test_the_label_of_an_environment(entry, label):
-    assert config.Environment(**{"name": "hops", **entry}).label == label
+    assert EnvironmentConfig(**{"name": "hops", **entry}).label == label
 
 
 # ---------------------------------------------------------------- functions chosen by name

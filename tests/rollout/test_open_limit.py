@@ -18,8 +18,8 @@ from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
 from turnwise.evaluate.evaluator import Evaluator
+from turnwise.recipe.environment import BatchingConfig
 from turnwise.recipe.parse import parse_recipe
-from turnwise.recipe.schema import Batching
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.group import AttemptMaker, all_of
 from turnwise.schedule.tasks import Draw
@@ -290,7 +290,9 @@ class Together(Crowd):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-@pytest.mark.parametrize("settings", [Batching(policy="lockstep"), Batching(max_wait=30.0), Batching()])
+@pytest.mark.parametrize(
+    "settings", [BatchingConfig(policy="lockstep"), BatchingConfig(max_wait=30.0), BatchingConfig()]
+)
 def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit):
     """In virtual time, in which a deadlock is an error."""
     from turnwise.rollout.open_limit import OpenLimit

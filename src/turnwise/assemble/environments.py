@@ -22,9 +22,9 @@ from turnwise.envs.capabilities import brings_agent, check_settings, is_batchabl
 from turnwise.envs.isolation.isolated import Isolated
 from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.envs.isolation.variables import check_variables
-from turnwise.recipe import schema as config
 from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
+from turnwise.recipe.environment import EnvironmentConfig
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.environment_host import EnvironmentHost
@@ -63,7 +63,7 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
     return found
 
 
-def kind_of(entry: config.Environment) -> Any:
+def kind_of(entry: EnvironmentConfig) -> Any:
     """The class that an entry of a recipe means, isolated where it says so."""
     found = environment_class(entry.name, entry.variables)
     if not entry.isolated:
@@ -98,7 +98,7 @@ def has_process(found: Any) -> bool:
     return issubclass(found, Isolated) or brings_agent(found)
 
 
-def agent_of(entry: config.Environment) -> Agent | None:
+def agent_of(entry: EnvironmentConfig) -> Agent | None:
     """The agent that drives an environment's attempts: the one that is named, or that it brings; None where the model
     acts in it directly."""
     found = kind_of(entry)
@@ -148,7 +148,7 @@ def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
     return Environments(datasets, failures, validation_overlaps=recipe.evaluation.overlap)
 
 
-def host_of(recipe: Recipe, entry: config.Environment, open_limit: OpenLimit, failures: Failures) -> EnvironmentHost:
+def host_of(recipe: Recipe, entry: EnvironmentConfig, open_limit: OpenLimit, failures: Failures) -> EnvironmentHost:
     """What puts calls of an entry's environments together, for training and validation alike, or has them live in other
     processes."""
     kind = kind_of(entry)
@@ -160,7 +160,7 @@ def host_of(recipe: Recipe, entry: config.Environment, open_limit: OpenLimit, fa
     return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, open_limit=open_limit, failures=failures)
 
 
-def draw_tasks(recipe: Recipe, entry: config.Environment, split: str, count: int | None = None) -> list[Task]:
+def draw_tasks(recipe: Recipe, entry: EnvironmentConfig, split: str, count: int | None = None) -> list[Task]:
     """The tasks of a split of one entry, at most `count`."""
     kind = kind_of(entry)
     if entry.data:

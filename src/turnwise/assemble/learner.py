@@ -28,7 +28,7 @@ from turnwise.learn.stepper import OptimizerSettings, Reduce, alone
 from turnwise.learn.teacher import Teacher
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
-from turnwise.recipe import schema as config
+from turnwise.recipe.optimizer import OptimizerConfig
 from turnwise.recipe.schema import Recipe
 
 LAYOUTS: dict[str, Layout] = {"tree": cut, "packed": pack}
@@ -121,7 +121,7 @@ def sft_learner(recipe: Recipe, model: Any, prepare: Prepare = as_it_is, reduce:
 def learner_of(
     recipe: Recipe,
     model: Any,
-    optimizer: config.Optimizer,
+    optimizer: OptimizerConfig,
     updates: int,
     frozen: Mapping[str, Any] = MappingProxyType({}),
     critic: Critic | None = None,
@@ -144,7 +144,7 @@ def learner_of(
     return Learner(policy, *stepping(optimizer, updates), made, critic, reduce, adapters)
 
 
-def stepping(optimizer: config.Optimizer, updates: int) -> tuple[OptimizerSettings, Schedule]:
+def stepping(optimizer: OptimizerConfig, updates: int) -> tuple[OptimizerSettings, Schedule]:
     settings = OptimizerSettings(optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.clip_norm)
     return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
 

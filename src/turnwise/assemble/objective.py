@@ -27,7 +27,8 @@ from turnwise.learn.losses import LOSSES, LossFunction
 from turnwise.learn.objective import DIVERGENCES, Objective
 from turnwise.learn.teacher import DIRECTIONS
 from turnwise.recipe.arguments import choose
-from turnwise.recipe.schema import Choice, Recipe
+from turnwise.recipe.schema import Recipe
+from turnwise.recipe.section import Choice
 from turnwise.types import Group
 
 GAP_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}

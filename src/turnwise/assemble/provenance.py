@@ -26,7 +26,8 @@ from turnwise.data.digests import digest_of, digests_in
 from turnwise.data.sources import code_of, code_of_ours
 from turnwise.envs.adapters import ADAPTERS
 from turnwise.learn.lora import base_of
-from turnwise.recipe.schema import Environment, Recipe
+from turnwise.recipe.environment import EnvironmentConfig
+from turnwise.recipe.schema import Recipe
 
 AFTER = "is of the training that comes after"
 SAMPLES = "is of what samples, and demonstrations are not sampled"
@@ -151,7 +152,7 @@ def files_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
                 continue
 
 
-def modules_of(entry: Environment) -> Iterator[str]:
+def modules_of(entry: EnvironmentConfig) -> Iterator[str]:
     """Modules that an environment is made of: its class, what that derives from, and those that settings name."""
     yield from (kind.__module__ for kind in environment_class(entry.name).__mro__)
     for text in (ADAPTERS.get(entry.name.partition(":")[0], ""), *texts_in(entry.model_dump())):

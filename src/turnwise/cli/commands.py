@@ -62,11 +62,11 @@ def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
 
 def blocked_seconds_in(folder: Path) -> float:
     """What the recipe of a run says, before the run itself is opened."""
-    from turnwise.recipe.schema import Rollout
+    from turnwise.recipe.rollout import RolloutConfig
     from turnwise.runs.folder import RunFolder
 
     written = RunFolder.open(folder).read_config().get("rollout") or {}
-    return float(written.get("blocked_seconds", Rollout().blocked_seconds))
+    return float(written.get("blocked_seconds", RolloutConfig().blocked_seconds))
 
 
 def run_and_report(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.recipe.schema import Cluster
+from turnwise.recipe.cluster import ClusterConfig
 
 NODE = "ray.io/node-id"
 """A label that Ray gives to every node."""
 
 
-def connect(own: Cluster) -> None:
+def connect(own: ClusterConfig) -> None:
     """Join the Ray cluster that a recipe names, unless this process has joined one."""
     import ray
 
@@ -24,10 +24,10 @@ class Site:
     Colocated, a rank and a replica share a place and its GPUs. Disaggregated, no replica is on a node that has a rank.
 
     Example:
-        Site(Cluster(placement="disaggregated", ranks=2, replicas=2))
+        Site(ClusterConfig(placement="disaggregated", ranks=2, replicas=2))
     """
 
-    def __init__(self, own: Cluster) -> None:
+    def __init__(self, own: ClusterConfig) -> None:
         connect(own)
         self.own = own
         self.groups: list[Any] = []

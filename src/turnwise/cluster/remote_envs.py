@@ -12,7 +12,7 @@ from turnwise.envs.base import Environment, Reply
 from turnwise.envs.capabilities import is_batchable
 from turnwise.envs.raised import Raised, carrying
 from turnwise.messages import Message
-from turnwise.recipe.schema import Cluster
+from turnwise.recipe.cluster import ClusterConfig
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.calls import call
 from turnwise.rollout.failures import Failures
@@ -68,7 +68,7 @@ class RemoteEnvironments:
         kind: Any,
         *,
         actors: int,
-        cluster: Cluster,
+        cluster: ClusterConfig,
         open_limit: OpenLimit | None = None,
         failures: Failures | None = None,
     ) -> None:

@@ -27,7 +27,8 @@ from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.plan import Plan
-from turnwise.recipe.schema import Cluster, Recipe
+from turnwise.recipe.cluster import ClusterConfig
+from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, read_step
 from turnwise.runs.checkpoint import Checkpoint
 from turnwise.runs.seal import is_intact
@@ -235,7 +236,9 @@ def learner_at(past: Past, checkpoint: Checkpoint) -> Learner:
 
 def here(recipe: Recipe) -> Recipe:
     """The recipe, computed by one process on the CPU."""
-    return recipe.model_copy(update={"cluster": Cluster(), "model": recipe.model.model_copy(update={"device": "cpu"})})
+    return recipe.model_copy(
+        update={"cluster": ClusterConfig(), "model": recipe.model.model_copy(update={"device": "cpu"})}
+    )
 
 
 def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.recipe.schema import Choice
+from turnwise.recipe.section import Choice
 
 
 def choose(

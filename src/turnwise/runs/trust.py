@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from turnwise.atomic import write_atomically
 from turnwise.recipe.built_in import BUILT_IN
+from turnwise.recipe.environment import EnvironmentConfig
 from turnwise.recipe.parse import apply_override, parse_recipe
-from turnwise.recipe.schema import Environment, Recipe
+from turnwise.recipe.schema import Recipe
 from turnwise.runs.folder import RunFolder
 
 Trust = Literal["ask", "granted", "needless"]
@@ -47,7 +48,7 @@ def named_in(recipe: Recipe) -> list[str]:
     return found + [written(key, value) for key, value in others.items() if value]
 
 
-def named_by(entry: Environment) -> Iterator[str]:
+def named_by(entry: EnvironmentConfig) -> Iterator[str]:
     ours = entry.name in BUILT_IN
     if not ours:
         yield written("env.name", entry.name)

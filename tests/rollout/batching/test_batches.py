@@ -11,7 +11,7 @@ from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.capabilities import is_batchable
 from turnwise.evaluate.result import Result, evaluate
-from turnwise.recipe.schema import Batching
+from turnwise.recipe.environment import BatchingConfig
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.batching.flush import Adaptive, Lockstep
 from turnwise.rollout.batching.microbatch import Lane
@@ -21,12 +21,12 @@ from turnwise.testing.clock import run
 from turnwise.types import Status, Task
 
 POLICIES = {
-    "adaptive": Batching(),
-    "adaptive, held back": Batching(max_wait=3.0),
-    "adaptive, small": Batching(max_batch=3, slots=2),
-    "lockstep": Batching(policy="lockstep", slots=1),
-    "lockstep in parts": Batching(policy="lockstep"),
-    "per attempt": Batching(policy="per_attempt"),
+    "adaptive": BatchingConfig(),
+    "adaptive, held back": BatchingConfig(max_wait=3.0),
+    "adaptive, small": BatchingConfig(max_batch=3, slots=2),
+    "lockstep": BatchingConfig(policy="lockstep", slots=1),
+    "lockstep in parts": BatchingConfig(policy="lockstep"),
+    "per attempt": BatchingConfig(policy="per_attempt"),
 }
 
 
@@ -258,7 +258,9 @@ class LateGrader(Alone):
 
 def test_only_what_is_batchable_is_batched_and_plain_functions_run_in_threads():
     log = Log()
-    batches, own = attempt_maker(LateGrader, log, Batching(policy="lockstep", slots=1), lambda *_: "hello", attempts=6)
+    batches, own = attempt_maker(
+        LateGrader, log, BatchingConfig(policy="lockstep", slots=1), lambda *_: "hello", attempts=6
+    )
     group = acting.run(own.group(tasks(1)[0], 0))
     assert [trajectory.total for trajectory in group.trajectories] == [1.25, 0.25] * 3
     assert len(log.closes) == 1
@@ -307,7 +309,7 @@ def test_one_wrong_answer_fails_one_attempt(wrong, said, caplog):
             return wrong if place == 1 else Reply(finished=True, outcome=1.0)
 
     Wrong.step_many.__func__.__qualname__ = "Stepper.step_many"
-    result, log, _ = examined(Wrong, Batching(slots=1), tasks(*[1] * 5), script=lambda *_: "hello")
+    result, log, _ = examined(Wrong, BatchingConfig(slots=1), tasks(*[1] * 5), script=lambda *_: "hello")
     assert log.steps == [5]
     assert [len(group.trajectories) for group in result.groups] == [1, 0, 1, 1, 1]
     assert result.groups[1].failed[0].status is Status.failed
@@ -332,14 +334,16 @@ class Repeatable(Fragile):
 
 @pytest.mark.parametrize(("kind", "steps", "succeeded"), [(Fragile, [5], 0), (Repeatable, [5, 1, 1, 1, 1, 1], 4)])
 def test_a_broken_batch_is_asked_again_only_where_that_changes_nothing(kind, steps, succeeded):
-    result, log, _ = examined(kind, Batching(slots=1), tasks(*[1] * 5), script=lambda *_: "hello")
+    result, log, _ = examined(kind, BatchingConfig(slots=1), tasks(*[1] * 5), script=lambda *_: "hello")
     assert log.steps == steps
     assert result.num_successes == succeeded
     assert result.num_attempts == 5
 
 
 def test_a_retried_attempt_has_a_fresh_environment():
-    result, log, batches = examined(Fragile, Batching(slots=1), tasks(*[1] * 5), script=lambda *_: "hello", retries=1)
+    result, log, batches = examined(
+        Fragile, BatchingConfig(slots=1), tasks(*[1] * 5), script=lambda *_: "hello", retries=1
+    )
     assert result.num_successes == 5
     assert len(log.made) == 10
     assert batches.steps.live == 0
@@ -358,7 +362,7 @@ class Hanging(Stepper):
 def test_a_deadline_ends_the_attempt_frees_the_slot_and_closes():
     bounds = {"turn_seconds": 30.0}
     result, log, batches = examined(
-        Hanging, Batching(slots=1), tasks(*[1] * 3), script=lambda *_: "x", retries=1, **bounds
+        Hanging, BatchingConfig(slots=1), tasks(*[1] * 3), script=lambda *_: "x", retries=1, **bounds
     )
     assert result.num_successes == 3  # in their second attempts
     assert [environment.closed for environment in log.made] == [1] * 6
@@ -380,7 +384,7 @@ def test_a_step_that_was_given_up_is_over_before_its_environment_closes():
             return [Reply(finished=True) for _ in environments]
 
     async def work():
-        batches, own = attempt_maker(Slow, Log(), Batching(slots=1))
+        batches, own = attempt_maker(Slow, Log(), BatchingConfig(slots=1))
         one, other = (own.environments["graded"]() for _ in range(2))
         for environment in (one, other):
             await environment.open(None)
@@ -400,7 +404,7 @@ def test_an_environment_is_closed_though_its_caller_did_not_wait():
     log = Log()
 
     async def work():
-        batches, own = attempt_maker(Graded, log, Batching(slots=1))
+        batches, own = attempt_maker(Graded, log, BatchingConfig(slots=1))
         environment = own.environments["graded"]()
         await environment.open(tasks(1)[0])
         with pytest.raises(TimeoutError):
@@ -424,7 +428,7 @@ def test_whatever_close_raises_fails_the_attempt_and_nothing_else(error):
         def answer(cls, place):
             return Reply(finished=True, outcome=1.0)
 
-    result, _, _ = examined(Bad, Batching(), tasks(1, 1), script=lambda *_: "x")
+    result, _, _ = examined(Bad, BatchingConfig(), tasks(1, 1), script=lambda *_: "x")
     assert [group.failed[0].status for group in result.groups] == [Status.failed] * 2
 
 
@@ -438,7 +442,7 @@ def test_cancelling_closes_every_environment(make):
     log = Log()
 
     async def work():
-        batches, own = attempt_maker(Graded, log, Batching(slots=1, max_batch=2), attempts=6)
+        batches, own = attempt_maker(Graded, log, BatchingConfig(slots=1, max_batch=2), attempts=6)
         making = asyncio.create_task(make(own))
         await asyncio.sleep(7)
         making.cancel()
@@ -464,7 +468,7 @@ def test_validation_shares_the_queue_and_goes_second():
             order.append([environment.task.dataset for environment in environments])
             return await super().step_many(environments, messages)
 
-    settings = Batching(slots=1, max_batch=4)
+    settings = BatchingConfig(slots=1, max_batch=4)
     batches = Batches(Judge, rule=rule_of(settings), slots=1, call_seconds=None)
     made = {
         validation: batches.wrap(lambda: Judge(log), lane_of(settings, validation=validation))
@@ -488,10 +492,10 @@ def test_validation_shares_the_queue_and_goes_second():
 @pytest.mark.parametrize(
     ("settings", "validation", "lane"),
     [
-        (Batching(), False, Lane(0, 0.0)),
-        (Batching(), True, Lane(1, 0.0, max_wait_prices=0.5)),
-        (Batching(max_wait=2.5), False, Lane(0, 2.5)),
-        (Batching(max_wait=2.5), True, Lane(1, 2.5)),
+        (BatchingConfig(), False, Lane(0, 0.0)),
+        (BatchingConfig(), True, Lane(1, 0.0, max_wait_prices=0.5)),
+        (BatchingConfig(max_wait=2.5), False, Lane(0, 2.5)),
+        (BatchingConfig(max_wait=2.5), True, Lane(1, 2.5)),
     ],
 )
 def test_lanes_of_a_recipe(settings, validation, lane):
@@ -499,10 +503,10 @@ def test_lanes_of_a_recipe(settings, validation, lane):
 
 
 def test_rules_of_a_recipe():
-    assert rule_of(Batching()) == Adaptive(256)
-    assert rule_of(Batching(max_batch=9)) == Adaptive(9)
-    assert rule_of(Batching(policy="lockstep")) == Lockstep()
-    assert rule_of(Batching(policy="per_attempt")) == Adaptive(1)
+    assert rule_of(BatchingConfig()) == Adaptive(256)
+    assert rule_of(BatchingConfig(max_batch=9)) == Adaptive(9)
+    assert rule_of(BatchingConfig(policy="lockstep")) == Lockstep()
+    assert rule_of(BatchingConfig(policy="per_attempt")) == Adaptive(1)
 
 
 # ---------------------------------------------------------------- all of it at once

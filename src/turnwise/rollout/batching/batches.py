@@ -14,7 +14,7 @@ from turnwise.envs.base import Environment, Reply
 from turnwise.envs.capabilities import closes_many, is_batchable, is_idempotent, steps_many
 from turnwise.envs.raised import error_line
 from turnwise.messages import Message
-from turnwise.recipe import schema as config
+from turnwise.recipe.environment import BatchingConfig
 from turnwise.rollout.batching.flush import Adaptive, Lockstep, Rule
 from turnwise.rollout.batching.microbatch import Lane, MicroBatcher
 from turnwise.rollout.calls import EnvironmentFailure, call, checked, is_from_outside, name_of
@@ -27,7 +27,7 @@ PATIENCE = 0.5
 more calls, and cost attempts of like length a tenth of their time (regime F of benchmarks/env_batching.py)."""
 
 
-def rule_of(settings: config.Batching) -> Rule:
+def rule_of(settings: BatchingConfig) -> Rule:
     """The rule that decides when queues are flushed, from a recipe's policy."""
     rules: dict[str, Rule] = {
         "adaptive": Adaptive(settings.max_batch),
@@ -37,7 +37,7 @@ def rule_of(settings: config.Batching) -> Rule:
     return rules[settings.policy]
 
 
-def lane_of(settings: config.Batching, *, validation: bool) -> Lane:
+def lane_of(settings: BatchingConfig, *, validation: bool) -> Lane:
     """The lane of training or validation. Validation goes second and can be held back for larger calls."""
     if settings.max_wait == "auto":
         return Lane(rank=1, max_wait_prices=PATIENCE) if validation else Lane(rank=0)

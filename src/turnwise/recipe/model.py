@@ -1,0 +1,54 @@
+"""The policy and its adapters."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from turnwise.recipe.section import Section
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: str = "tiny"
+    """A folder that transformers can load, a model that `turnwise data` has fetched, for instance "smollm2-135m", or
+    "tiny": a model and tokenizer built by code."""
+    hidden: int = Field(128, ge=8)
+    """Width of the tiny model."""
+    layers: int = Field(4, ge=1)
+    """Depth of the tiny model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype; master weights and optimizer state are float32 either way."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where model and engine live; auto takes cuda where there is one, else cpu."""
+    threads: int = Field(0, ge=0)
+    """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap, and one for a tiny
+    model, whose kernels are done before a second thread has woken up."""
+    checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass, which computes each layer once more: less memory, more
+    time, the same result."""
+
+    @model_validator(mode="after")
+    def only_tiny_has_a_size(self) -> Self:
+        if self.path != "tiny" and {"hidden", "layers"} & set(self.changed):
+            raise ValueError('hidden and layers size the tiny model only; remove them or set path = "tiny"')
+        return self
+
+
+class LoraConfig(Section):
+    """LoRA adapters, which train while the model's weights stay frozen. The warm start trains the full model before."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 for none."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters count by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that have one, for instance q_proj; empty for all but the output layer."""
+
+    @model_validator(mode="after")
+    def nothing_is_ignored(self) -> Self:
+        if not self.rank and (ignored := self.changed):
+            raise ValueError(f"{ignored[0]} is ignored without a rank")
+        return self

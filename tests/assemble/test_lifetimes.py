@@ -1,0 +1,171 @@
+"""An error or a Ctrl-C at any moment of a run leaves nothing open: no process, no port, no shared memory, no
+placement."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from support.running import SilentScreen, micro_recipe
+from turnwise.assemble import run as assembly
+from turnwise.assemble.run import training
+from turnwise.evaluate.evaluator import Evaluator
+from turnwise.serve.endpoint import Endpoint
+from turnwise.train.run import Run
+from turnwise.train.weight_check import WeightCheck
+
+MOMENTS = {
+    "learner is made": (assembly, "learner_for"),
+    "engines open": (assembly, "opened"),
+    "weights are checked": (WeightCheck, "begin"),
+    "first evaluation": (Evaluator, "evaluate"),
+    "training": (Run, "after"),
+    "closing": (Evaluator, "stop"),
+}
+"""What is called at each of them."""
+DRIVEN = [
+    "env.0.name=serve.agents.test_agent_run:Links",
+    "env.0.dataset=links",
+    "env.0.agent=serve.agents.test_agent_run:look_up",
+    "rollout.tools=hermes",
+    "rollout.max_prompt_tokens=600",
+    "rollout.max_trajectory_tokens=660",
+    "rollout.max_action_tokens=20",
+]
+SMALL = ["sft.updates=0", "steps=1", "groups_per_step=1", "rollout.attempts=2", "evaluation.final_tasks=1"]
+
+
+class Injected(Exception):
+    """The error of this test."""
+
+
+def children():
+    """Processes below this one, but for those of multiprocessing's own and zombies that somebody still waits for."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, fields = stat.read_text().rsplit(")", 1)
+        except OSError:
+            continue
+        if int(fields.split()[1]) == os.getpid() and fields.split()[0] != "Z":
+            command = Path(stat.parent, "cmdline").read_bytes()
+            if b"turnwise" in command:
+                found.add((int(stat.parent.name), command))
+    return found
+
+
+def ports():
+    """TCP ports that this process listens on."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            inodes.add(os.readlink(descriptor))
+        except OSError:
+            continue
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in inodes}
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").glob("turnwise*") if str(os.getpid()) in path.name}
+
+
+def held():
+    return children(), ports(), shared_memory()
+
+
+def broken(monkeypatch, moment, how, calls):
+    """Have the call of a moment fail, or be interrupted, once it has done its work."""
+    where, name = MOMENTS[moment]
+    whole = getattr(where, name)
+
+    def go_wrong():
+        calls.append(held())
+        if how == "error":
+            raise Injected
+        asyncio.current_task().cancel()
+
+    async def later(*arguments, **named):
+        result = await whole(*arguments, **named)
+        if len(calls) == 0:
+            go_wrong()
+            await asyncio.sleep(0)
+        return result
+
+    def at_once(*arguments, **named):
+        result = whole(*arguments, **named)
+        if len(calls) == 0 and name == "learner_for":
+            result.close()  # whoever fails while making something closes it
+            go_wrong()
+        return result
+
+    class Opened:
+        def __init__(self, engine):
+            self.context = whole(engine)
+
+        async def __aenter__(self):
+            engine = await self.context.__aenter__()
+            try:
+                if len(calls) == 0:
+                    go_wrong()
+                    await asyncio.sleep(0)
+            except BaseException as error:
+                await self.context.__aexit__(type(error), error, error.__traceback__)
+                raise
+            return engine
+
+        async def __aexit__(self, *error):
+            return await self.context.__aexit__(*error)
+
+    replacement = Opened if name == "opened" else later if asyncio.iscoroutinefunction(whole) else at_once
+    monkeypatch.setattr(where, name, replacement)
+
+
+async def go(recipe):
+    stop = asyncio.Event()
+    async with training(recipe, SilentScreen(), stop) as run:
+        return await run.to_end(stop)
+
+
+def check(tmp_path, monkeypatch, moment, how, settings):
+    before, calls = held(), []
+    broken(monkeypatch, moment, how, calls)
+    with pytest.raises(Injected if how == "error" else asyncio.CancelledError):
+        asyncio.run(go(micro_recipe(tmp_path, *SMALL, *settings)))
+    assert held() == before
+    return before, calls[0]
+
+
+@pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "learner is made"])
+@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+def test_an_engine_process_and_its_shared_memory_are_gone(tmp_path, monkeypatch, moment, how):
+    before, then = check(tmp_path, monkeypatch, moment, how, ["max_lag=1", "engine.processes=1"])
+    assert then[0] > before[0]
+    assert then[2] > before[2]
+
+
+@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+@pytest.mark.parametrize("moment", ["training", "closing"])
+def test_the_port_of_the_endpoint_is_gone(tmp_path, monkeypatch, moment, how):
+    before, then = check(tmp_path, monkeypatch, moment, how, DRIVEN)
+    assert then[1] > before[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["engines open", "first evaluation", "training", "closing"])
+@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+def test_learner_ranks_are_gone(tmp_path, monkeypatch, moment, how):
+    before, then = check(tmp_path, monkeypatch, moment, how, ["cluster.ranks=2"])
+    assert len(then[0]) >= len(before[0]) + 2
+
+
+def test_what_listens_is_counted():
+    endpoint = Endpoint("127.0.0.1", 0)
+    before = ports()
+    endpoint.open(None, "k")
+    try:
+        assert len(ports()) == len(before) + 1
+    finally:
+        endpoint.close()
+    assert ports() == before
