@@ -1,5 +1,5 @@
-"""The watchdog: a thread beside the event loop that hears signals while the loop hears nothing, and gets code of
-environments off the loop that holds it up."""
+"""The watchdog: a thread that receives signals while the event loop is blocked, and interrupts environment code that
+blocks the loop."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Handler = Callable[[int, FrameType | None], None]
 TICK = 0.25
 """Seconds between two looks."""
 HURRY = 3.0
-"""Seconds that an environment may hold up the loop once somebody has asked the run to stop."""
+"""Seconds that an environment may block the loop after somebody has asked the run to stop."""
 GRACE = 5.0
-"""Seconds that the loop has to do what it was asked to, before the process ends without it."""
+"""Seconds that the loop may take to stop, before the process ends without it."""
 STRIKES = 3
-"""How often environment code is interrupted before it is clear that it cannot be."""
+"""How often environment code is interrupted before the watchdog gives up on it."""
 STRIKE = signal.SIGUSR2
 STOPS = (signal.SIGINT, signal.SIGTERM)
 STOPPED = 130
@@ -41,7 +41,7 @@ BLOCKED = 1
 
 @dataclass(slots=True)
 class Hold:
-    """A call into environment code during which the loop has not turned so far."""
+    """A call into environment code that has blocked the loop since it was first seen."""
 
     blamed: Blamed
     since: float
@@ -49,14 +49,14 @@ class Hold:
 
 
 class Watchdog:
-    """Runs work in an event loop that it watches. It belongs to the main thread, whose signals it takes over.
+    """Runs work in an event loop that it watches. It must run in the main thread, whose signal handlers it replaces.
 
-    The first SIGINT or SIGTERM asks the work to stop (`stop` is set), if it is in the middle of what it would lose; the
-    second cancels it, and ends the process where that takes more than a few seconds.
+    The first SIGINT or SIGTERM asks the work to stop (it sets `stop`), if the work has something to lose; the second
+    cancels the work, and ends the process if that takes more than a few seconds.
 
-    Environment code that has held up the loop for `blocked_seconds` is interrupted: an exception is raised in it, by a
-    signal, which also ends a sleep or a read. Code that cannot be interrupted ends the process. Work of our own may
-    take as long as it takes.
+    Environment code that has blocked the loop for `blocked_seconds` is interrupted: a signal raises an exception in it,
+    which also ends a sleep or a read. If code cannot be interrupted, the process ends. Our own code may block the loop
+    for as long as it likes.
 
     Example:
         watchdog = Watchdog(say=print, blocked_seconds=60.0, farewell="go on with ...")
@@ -74,10 +74,10 @@ class Watchdog:
         self.say = say
         self.blocked_seconds = blocked_seconds
         self.farewell = farewell
-        """Said where the process ends at once."""
+        """Printed if the process ends at once."""
         self.keeps = frozenset(keeps)
-        """Coroutine functions that see to it themselves when they are asked to stop, since they have something to lose.
-        While none of them is under way the first signal is like the second."""
+        """Coroutine functions that stop by themselves when asked to, because they have something to lose. While none of
+        them is running, the first signal acts like the second."""
         self.signals = 0
         self.end_at = float("inf")
         self.turned = True
@@ -90,7 +90,7 @@ class Watchdog:
     # ------------------------------------------------------------ the main thread
 
     def run(self, work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
-        """The result of the work; CancelledError where a second signal ended it."""
+        """The result of the work; CancelledError if a second signal ended it."""
         self.thread = threading.get_ident()
         self.ears, mouth = socket.socketpair()
         mouth.setblocking(False)
@@ -121,7 +121,7 @@ class Watchdog:
             await end_all(GRACE)
 
     def strike(self, number: int, frame: FrameType | None) -> None:
-        """Raise an error in the environment code that was chosen, if it is still what runs."""
+        """Raise an error in the chosen environment code, if it is still running."""
         struck, self.struck = self.struck, None
         while struck is not None and frame is not None:
             if frame is struck:
@@ -160,33 +160,33 @@ class Watchdog:
             self.turned, self.hold = False, None
             self.tell(self.turn)
             return
-        found = blamed(stack_of(self.thread))
-        if found is None:
+        culprit = blamed(stack_of(self.thread))
+        if culprit is None:
             self.hold = None
-        elif self.hold is None or self.hold.blamed.frame is not found.frame:
-            self.hold = Hold(found, now)
+        elif self.hold is None or self.hold.blamed.frame is not culprit.frame:
+            self.hold = Hold(culprit, now)
         else:
-            self.interrupt(self.hold, found, now)
+            self.interrupt(self.hold, culprit, now)
 
-    def interrupt(self, hold: Hold, found: Blamed, now: float) -> None:
-        """Get environment code off the loop that has been on it for too long."""
+    def interrupt(self, hold: Hold, culprit: Blamed, now: float) -> None:
+        """Interrupt environment code that has blocked the loop for too long."""
         patience = min(self.blocked_seconds, self.hurry) if self.signals else self.blocked_seconds
         if now - hold.since < patience + hold.strikes * HURRY:
             return
         if hold.strikes == STRIKES:
-            reason = f"{found} holds up the event loop and cannot be interrupted"
+            reason = f"{culprit} holds up the event loop and cannot be interrupted"
             self.end(BLOCKED, f"turnwise: the run stopped: {reason}; {self.farewell}")
         hold.strikes += 1
         if hold.strikes == 1:
-            briefly(lambda: log.warning("%s: holds up the event loop; it is interrupted", found))
+            briefly(lambda: log.warning("%s: holds up the event loop; it is interrupted", culprit))
         if self.signals:
-            self.hurry = TICK  # others wait to hold up the loop in the same way, and nobody waits for them
+            self.hurry = TICK  # more attempts may block the loop in the same way, and nobody waits for them
         self.struck = hold.blamed.frame
         signal.pthread_kill(self.thread, STRIKE)
 
     def has_something_to_lose(self, frame: FrameType | None) -> bool:
-        """Whether the work is inside one of the functions that are to be waited for: on the stack of the main thread
-        while it runs, and otherwise among what its coroutine awaits."""
+        """Whether the work is inside one of the functions in `keeps`: on the stack of the main thread while it runs,
+        otherwise in the chain of coroutines that it awaits."""
         waiting: Any = self.work.get_coro() if self.work is not None else None
         codes: set[Any] = set()
         while frame is not None:
@@ -201,7 +201,7 @@ class Watchdog:
         end_at_once(code, lambda: self.say(words or f"stopped at once; {self.farewell}"))
 
     def tell(self, act: Callable[[], object]) -> None:
-        """Have the loop do something when it turns next."""
+        """Schedule a call in the loop."""
         try:
             self.loop.call_soon_threadsafe(act)
         except RuntimeError:  # it has ended
@@ -218,10 +218,10 @@ class Watchdog:
 
 
 class Hearing:
-    """A handler of signals that leaves them to the watchdog, which reads their numbers from a socket."""
+    """A signal handler that does nothing: the watchdog reads the signal numbers from a socket."""
 
     asks = True
-    """That a signal is a question to the run: so a KeyboardInterrupt is of somebody else's making."""
+    """Ctrl-C only asks the run to stop, so a KeyboardInterrupt comes from environment code."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         return None
@@ -231,11 +231,11 @@ class RunLoop(asyncio.SelectorEventLoop):
     """An event loop that environments cannot stop."""
 
     def stop(self) -> None:
-        if (found := blamed(sys._getframe(1))) is not None:
-            raise RuntimeError(f"an environment may not stop the event loop of the run ({found})")
+        if (culprit := blamed(sys._getframe(1))) is not None:
+            raise RuntimeError(f"an environment may not stop the event loop of the run ({culprit})")
         super().stop()
 
     async def shutdown_default_executor(self, *arguments: Any) -> None:
-        """Threads that never return are not waited for; the end of the process waits for the others."""
+        """Do not wait for threads that never return; the end of the process waits for the others."""
         if (executor := getattr(self, "_default_executor", None)) is not None:
             executor.shutdown(wait=False, cancel_futures=True)

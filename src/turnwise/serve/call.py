@@ -1,4 +1,4 @@
-"""A request in our hands: from its prompt to its answer."""
+"""A request while it is served: from its prompt to its answer."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class ServedCall:
 
     ask: Ask
     messages: Messages
-    """What the prompt shows: the client's messages, with our own in place of what it sent back of them."""
+    """Messages of the prompt: the client's, but with our originals of those that it sent back."""
     prompt: Prompt
     sampling: Sampling
     overridden: Mapping[str, Any]
     number: int
-    """How many requests of the session came before; its sampling noise depends on it."""
+    """Number of earlier requests of the session; the sampling noise depends on it."""
     before: ServedTurn | None = None
-    """The turn it goes on from."""
+    """The turn that it continues."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     work: asyncio.Task[ServedAnswer] | None = None
     listeners: int = 1
-    """Clients that wait for its answer: more than one where a client tries again."""
+    """Clients that wait for its answer: more than one if a client retries."""
     turn: Turn | None = None
     reward: float = 0.0
     heard: Messages = ()
     seconds: float = 0.0
-    """Between its answer and the first request that went on from it."""
+    """Seconds between its answer and the first request that continued it."""
 
 
 def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: ServedTurn | None) -> Prompt:
-    """The prompt of a request: the exact tokens of the turn it goes on from and what follows, or all of it afresh."""
+    """The prompt of a request: the exact tokens of the turn it continues plus what follows, or a new rendering."""
     if renderer.template.format is None and (ask.tools or any(message.calls for message in messages)):
         raise unfit(NO_TOOLS)
     try:
@@ -62,7 +62,7 @@ def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: Serve
 
 
 def raw_prompt(renderer: Renderer, raw: str | tuple[int, ...]) -> Prompt:
-    """A prompt that a client wrote by itself, control tokens and all."""
+    """A prompt that a client wrote itself, control tokens included."""
     if isinstance(raw, str):
         return Prompt(frozen(renderer.encode_raw(raw)))
     size = len(renderer.tokenizer)
@@ -82,7 +82,7 @@ def too_large(size: int, largest: int) -> Refusal:
 
 
 def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
-    """Tokens that a prompt has at least, known without making them: what is far too long is not worth tokenising."""
+    """A lower bound on the tokens of a prompt, without tokenising it: far too long prompts are refused early."""
     if isinstance(ask.raw, tuple):
         return len(ask.raw)
     texts = [ask.raw or ""]
@@ -92,12 +92,12 @@ def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
 
 @lru_cache(maxsize=8)
 def longest_token(renderer: Renderer) -> int:
-    """Characters that a token stands for at most."""
+    """Characters of the longest token."""
     return max(map(len, renderer.tokenizer.get_vocab()), default=1)
 
 
 async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -> Completion:
-    """What an engine samples. A call that no engine could serve is the client's mistake, and nobody else's."""
+    """What an engine samples. A ValueError means that the client asked for something impossible."""
     try:
         return await engine.generate(call.prompt.tokens, call.sampling, session=session, seed=seed)
     except ValueError as error:
@@ -105,7 +105,7 @@ async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -
 
 
 def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Turn:
-    """The turn that a call has become; what it is worth is not known yet."""
+    """The turn of a call that was sampled; its reward is not known yet."""
     tokens = completion.tokens
     if call.ask.raw is None:
         said = renderer.said(call.prompt.tokens, tokens)

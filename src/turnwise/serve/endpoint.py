@@ -1,7 +1,7 @@
-"""The endpoint of a process: one HTTP server, in a thread of its own, for all sessions.
+"""The endpoint of a process: one HTTP server for all sessions, in a separate thread.
 
-The thread reads and writes HTTP and nothing else; what is asked is handed to the event loop of the run, where engine,
-renderer and sessions live. It starts with the first session.
+The thread only reads and writes HTTP. It passes requests to the event loop of the run, where engine, renderer and
+sessions live. It starts with the first session.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from turnwise.serve.registry import Address, Registry, Serves
 
 OPEN_FILES = 65536
-"""Every client in this process takes two."""
+"""Limit on open files; every client in this process takes two."""
 
 
 class Endpoint:
@@ -42,7 +42,7 @@ class Endpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def open(self, session: Serves, key: str = "") -> Address:
-        """Serve a session under a key of its own."""
+        """Serve a session under a new key, or the given one."""
         self.start()
         key = key or secrets.token_urlsafe(24)
         self.registry.add(key, session)
@@ -53,7 +53,7 @@ class Endpoint:
         self.registry.end(key)
 
     def start(self) -> None:
-        """Begin to serve, unless it does already."""
+        """Start the server, unless it runs already."""
         if self.thread is not None:
             return
         check_installed()
@@ -88,7 +88,7 @@ class Endpoint:
             time.sleep(0.002)
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         if self.thread is not None:
             self.server.should_exit = True
             self.thread.join(timeout=10)
@@ -106,7 +106,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def allow_files(count: int) -> None:
-    """Raise how many files this process may have open, as far as it may."""
+    """Raise the limit on open files of this process, as far as allowed."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit

@@ -1,4 +1,4 @@
-"""Sessions by their keys, those that are over too."""
+"""Sessions by their keys, including those that are over."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal
 
 REMEMBERED = 4096
-"""Keys of sessions that are over: who uses one is told so."""
+"""Keys of ended sessions that are kept, so that a client that uses one gets a clear error."""
 
 
 class Serves(Protocol):
-    """Who answers the requests that come with a key; all of it is called in its own event loop."""
+    """Answers the requests that come with a key. All methods run in `loop`."""
 
     loop: asyncio.AbstractEventLoop
     model: str
@@ -50,26 +50,26 @@ class Address:
 
 
 class Registry:
-    """Who answers to which key."""
+    """Finds the session of a key."""
 
     def __init__(self, largest_body: int) -> None:
         self.largest_body = largest_body
         """Bytes of a request's body."""
         self.secret = secrets.token_bytes(32)
         self.sessions: dict[bytes, tuple[bytes, Serves]] = {}
-        """mark of a key -> (the key, whose it is)"""
+        """mark of a key -> (the key, its session)"""
         self.over: OrderedDict[bytes, None] = OrderedDict()
 
     def mark(self, key: bytes) -> bytes:
-        """Under which a key is looked up. It cannot be told without our secret, so that the time a look-up takes says
-        nothing of how much of a key is right."""
+        """The hash under which a key is looked up. It depends on our secret, so that the time of a look-up does not
+        reveal how much of a key is right."""
         return hashlib.blake2b(key, key=self.secret, digest_size=32).digest()
 
     def add(self, key: str, session: Serves) -> None:
         self.sessions[self.mark(key.encode())] = key.encode(), session
 
     def end(self, key: str) -> None:
-        """The session is over; its key stays known for a while, as that of one that was."""
+        """End a session. Its key is remembered for a while as that of an ended one."""
         mark = self.mark(key.encode())
         if self.sessions.pop(mark, None) is not None:
             self.over[mark] = None
@@ -77,7 +77,7 @@ class Registry:
                 self.over.popitem(last=False)
 
     def find(self, given: bytes) -> Serves:
-        """Whose a key is, as it came in a header: in UTF-8, or in Latin-1 from clients that still write that."""
+        """The session of a key from a header: in UTF-8, or in Latin-1 from clients that still write that."""
         key = as_utf8(given)
         mark = self.mark(key)
         known, session = self.sessions.get(mark, (b"", None))
