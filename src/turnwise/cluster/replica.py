@@ -33,8 +33,20 @@ class ReplicaActor:
     async def load(self, arrays: Mapping[str, np.ndarray], version: int) -> None:
         await self.engine.load(tensors_of_arrays(arrays), version)
 
-    async def call(self, method: str, *arguments: Any) -> None:
-        await getattr(self.engine, method)(*arguments)
+    async def open(self) -> None:
+        await self.engine.open()
+
+    async def abort(self, session: str) -> None:
+        await self.engine.abort(session)
+
+    async def forget(self) -> None:
+        await self.engine.forget()
+
+    async def pause(self) -> None:
+        await self.engine.pause()
+
+    async def resume(self) -> None:
+        await self.engine.resume()
 
 
 class RayReplica:
@@ -57,7 +69,7 @@ class RayReplica:
         self.closed = False
 
     async def open(self) -> None:
-        await self.answer(self.actor.call.remote("open"))
+        await self.answer(self.actor.open.remote())
 
     async def check(self) -> None:
         self.seconds = max(self.seconds, await self.answer(self.actor.check.remote()))
@@ -69,25 +81,25 @@ class RayReplica:
             completion: Completion
             completion, seconds = await self.answer(call)
         except asyncio.CancelledError:
-            self.actor.call.remote("abort", session)
+            self.actor.abort.remote(session)
             raise
         self.seconds = max(self.seconds, seconds)
         return completion
 
     async def abort(self, session: str) -> None:
-        await self.answer(self.actor.call.remote("abort", session))
+        await self.answer(self.actor.abort.remote(session))
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         await self.answer(self.actor.load.remote(StoredWeights.of(weights).reference, version))
 
     async def forget(self) -> None:
-        await self.answer(self.actor.call.remote("forget"))
+        await self.answer(self.actor.forget.remote())
 
     async def pause(self) -> None:
-        await self.answer(self.actor.call.remote("pause"))
+        await self.answer(self.actor.pause.remote())
 
     async def resume(self) -> None:
-        await self.answer(self.actor.call.remote("resume"))
+        await self.answer(self.actor.resume.remote())
 
     async def close(self) -> None:
         import ray

@@ -37,7 +37,7 @@ WRONG = 0.1
 FAR = 2048
 """Tokens of the longest prompt at the start, if the context has room for it: some differences show only far into it."""
 ROOM_FAR = 10.0
-"""How many times the limit a difference may be there, in float32."""
+"""How many times the limit a difference may be after such a prompt, in float32."""
 NOTICEABLE, STRONG = 4.0, 16.0
 """How many times the limit a disturbance must move the logprobs for the check at the start to mean anything, and, in
 lower precision, how many times it may: rounding errors grow as a disturbance destroys what the model has learned."""

@@ -36,13 +36,13 @@ class Child:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.line, there = socket.socketpair()
+        self.line, child_line = socket.socketpair()
         watched, self.life = os.pipe()
         try:
             paths = os.pathsep.join(path for path in sys.path if path)
             self.process = subprocess.Popen(
-                [sys.executable, "-c", START, str(there.fileno()), str(watched)],
-                pass_fds=[there.fileno(), watched],
+                [sys.executable, "-c", START, str(child_line.fileno()), str(watched)],
+                pass_fds=[child_line.fileno(), watched],
                 env={**os.environ, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -52,7 +52,7 @@ class Child:
             os.close(self.life)
             raise
         finally:
-            there.close()
+            child_line.close()
             os.close(watched)
 
     def work(self, function: Callable[..., None], *arguments: Any) -> None:
