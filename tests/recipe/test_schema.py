@@ -105,7 +105,7 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"sampling": {"top_p": 0.9}}, "unknown key sampling.top_p; known here: temperature"),
         ({"steps": "many"}, "unable to parse string as an integer (got 'many')"),
         ({"steps": 1.5}, "steps: Input should be a valid integer, got a number with a fractional part (got 1.5)"),
-        ({"rollout": 3}, "rollout: Input should be a valid dictionary or instance of Rollout (got 3)"),
+        ({"rollout": 3}, "rollout is a table; write its keys below [rollout] (got 3)"),
         ({"steps": 0}, "steps: Input should be greater than or equal to 1 (got 0)"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate: Input should be a finite number"),
         ({"optimizer": {"schedule": "cubic"}}, "optimizer.schedule: Input should be 'constant', 'linear' or 'cosine'"),

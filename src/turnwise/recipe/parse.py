@@ -48,6 +48,8 @@ def explain(problem: Mapping[str, Any]) -> str:
         names = list(section_at(location[:-1]).model_fields)
         return f"unknown key {key}{suggest(str(location[-1]), names)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "model_type":
+        return f"{key} is a table; write its keys below [{key}] (got {problem.get('input')!r})"
     if problem["type"] == "missing":
         return f"{key} is missing; add it"
     given = problem.get("input")

@@ -290,6 +290,7 @@ def train_step(
         "lag/masked_turns": float(sum(of_batch.sum() for of_batch in stale)),
         **mean_of_updates(logged),
         "tokens/planned": float(sum(plan.num_tokens for batch in plans for plan in batch)),
+        "tokens/sampled": float(sum(len(turn.action) for batch in turns for turn in batch)),
         "tokens/action": float(sum(len(plan.action_nodes) for batch in plans for plan in batch)),
         "passes": float(sum(plan.num_stretches for batch in plans for plan in batch)),
         "seconds/plan_and_credit": time.perf_counter() - began - (sum(learner.seconds.values()) - spent),

@@ -113,7 +113,7 @@ class Run:
         self.waiting = waiting
         now = self.model_seconds()
         metrics |= {f"seconds/{name}": now[name] - self.since[name] for name in now}
-        metrics["speed/tokens_per_second"] = metrics["tokens/planned"] / metrics["seconds/step"]
+        metrics["speed/tokens_per_second"] = metrics["tokens/sampled"] / metrics["seconds/step"]
         for stage in ("step", "plan_and_credit", "load"):
             self.spend(stage, metrics[f"seconds/{stage}"])
         step, last = progress.step, progress.step == self.recipe.steps
