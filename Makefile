@@ -1,5 +1,6 @@
 # make train      train the quickstart; ARGS="max_lag=2 seed=1 out=runs/x" are passed on
 # make test       the tests, in under ten minutes
+# make quick      the tests of the pure packages, in half a minute
 # make test-all   the slow ones too, then once more with busy loops beside
 # make test-load  make test beside ten busy loops a core
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md
@@ -22,9 +23,11 @@ RECIPE ?= recipes/quickstart.toml
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+QUICK := $(addprefix tests/,credit plan recipe runs schedule/test_stream.py schedule/test_take.py schedule/test_tasks.py \
+	test_types.py test_tokens.py test_seeds.py test_atomic.py test_import_order.py)
 LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test test-all test-load test-vllm test-verifiers check lock bench format clean
+.PHONY: train test quick test-all test-load test-vllm test-verifiers check lock bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -44,6 +47,9 @@ train: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto -m "not slow" $(QUICK) $(ARGS)
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto $(ARGS)

@@ -3,7 +3,9 @@ placement."""
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from turnwise.evaluate.evaluator import Evaluator
 from turnwise.serve.endpoint import Endpoint
 from turnwise.train.run import Run
 from turnwise.train.weight_check import WeightCheck
+from turnwise.weights.publisher import PREFIX
 
 MOMENTS = {
     "learner is made": (assembly, "learner_for"),
@@ -45,7 +48,7 @@ def children():
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            name, fields = stat.read_text().rsplit(")", 1)
+            _, fields = stat.read_text().rsplit(")", 1)
         except OSError:
             continue
         if int(fields.split()[1]) == os.getpid() and fields.split()[0] != "Z":
@@ -55,20 +58,24 @@ def children():
     return found
 
 
+def descriptors():
+    """What this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return found
+
+
 def ports():
     """TCP ports that this process listens on."""
-    inodes = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            inodes.add(os.readlink(descriptor))
-        except OSError:
-            continue
-    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in inodes}
+    lines, mine = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]], descriptors()
+    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine}
 
 
 def shared_memory():
-    return {path.name for path in Path("/dev/shm").glob("turnwise*") if str(os.getpid()) in path.name}
+    """Folders of published weights that this process has open."""
+    return {str(Path(name).parent) for name in descriptors() if Path(name).parent.name.startswith(PREFIX)}
 
 
 def held():
@@ -134,6 +141,7 @@ def check(tmp_path, monkeypatch, moment, how, settings):
     with pytest.raises(Injected if how == "error" else asyncio.CancelledError):
         asyncio.run(go(micro_recipe(tmp_path, *SMALL, *settings)))
     assert held() == before
+    assert not any(Path(folder).exists() for folder in calls[0][2] - before[2])
     return before, calls[0]
 
 
@@ -161,9 +169,8 @@ def test_learner_ranks_are_gone(tmp_path, monkeypatch, moment, how):
 
 
 def test_what_listens_is_counted():
-    endpoint = Endpoint("127.0.0.1", 0)
-    before = ports()
-    endpoint.open(None, "k")
+    endpoint, before = Endpoint("127.0.0.1", 0), ports()
+    endpoint.open(SimpleNamespace(model="policy"), "k")
     try:
         assert len(ports()) == len(before) + 1
     finally:

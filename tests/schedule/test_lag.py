@@ -16,7 +16,7 @@ from turnwise.rollout.group import all_of
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time
-from turnwise.train.loop import Progress, Stages, train
+from turnwise.train.loop import LoopParts, Progress, Stages, train
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 SCHEDULES, SHARDS = 1000, 10
@@ -129,7 +129,8 @@ def played(seed):
         await asyncio.sleep(pace * random.random())
 
     tasks = TaskOrder({"hops": [Task(f"{n}", "hops") for n in range(7)]}, {"hops": 1.0}, seed)
-    work = train(settings, stages, NoModel(), engine, tasks, progress, after, asyncio.Event())
+    parts = LoopParts(settings=settings, stages=stages, learner=NoModel(), engine=engine, tasks=tasks)
+    work = train(parts, progress, after, asyncio.Event())
     clock.run(work, seed=seed)
     return settings, lags, trained, progress, started
 

@@ -16,20 +16,21 @@ from turnwise.rollout.environments import Environments
 from turnwise.runs.screen import Screen
 from turnwise.train.run import RunParts
 
-OPEN: list[AsyncExitStack] = []
+OPEN: list[tuple[asyncio.AbstractEventLoop, AsyncExitStack]] = []
 """What nobody closes before the process ends: engines in this process hold nothing."""
 
 
 def parts_of(recipe: Recipe, model: Any, tokenizer: Any) -> RunParts:
     """The parts of a run whose engine and learner are in this process."""
 
+    stack, loop = AsyncExitStack(), asyncio.new_event_loop()
+    OPEN.append((loop, stack))
+
     async def work() -> RunParts:
-        stack = AsyncExitStack()
-        OPEN.append(stack)
         environments = stack.enter_context(open_environments(recipe))
         return await stack.enter_async_context(run_parts(recipe, environments, model, tokenizer, Path("evaluations")))
 
-    return asyncio.run(work())
+    return loop.run_until_complete(work())
 
 
 async def warm_model(recipe: Recipe, screen: Screen | None = None) -> tuple[Any, Any]:

@@ -64,7 +64,6 @@ def test_steps_without_any_sampled_token_are_steps():
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_tokens_exactly_max_lag_old_are_trained_and_older_ones_are_stale(max_lag):
     parts = parts_of(2)
-    parts.close()
     settings = replace(parts.settings, order="finished", max_lag=max_lag)
     version = 7
     turns = [make_turn([1, 2], [3, 4], version=version - lag) for lag in range(max_lag + 3)]

@@ -266,7 +266,7 @@ def test_non_finite_updates_stop_the_run_after_a_few_with_a_checkpoint(
     def poisoned(logprobs, old, advantages, **_):
         return logprobs * float("nan"), {}
 
-    monkeypatch.setitem(losses.LOSSES, "ppo_clip", poisoned)
+    monkeypatch.setitem(losses.LOSSES, "ppo_clip", losses.Loss(poisoned))
     with pytest.raises(RunStopped, match="3 updates in a row"):
         train(recipe)
     lines = untimed(tmp_path / "run" / "metrics.jsonl")
