@@ -14,7 +14,7 @@ import pytest
 from support.running import micro_recipe, train
 from turnwise.cli.commands import main
 from turnwise.inspect.audit import Audit, audit
-from turnwise.inspect.recorded_run import Past
+from turnwise.inspect.recorded_run import RecordedRun
 from turnwise.learn.policy import load_model
 from turnwise.runs.archive import Record, read_step, write_step
 from turnwise.types import Trajectory, Turn
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audited(run: Path, max_tokens: int = 10**6) -> Audit:
-    past = Past.open(run)
+    past = RecordedRun.open(run)
     return audit(past, load_model(past.checkpoint.path), max_tokens)
 
 

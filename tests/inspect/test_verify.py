@@ -17,7 +17,7 @@ from support.running import micro_recipe, train
 from turnwise.cli.commands import main
 from turnwise.credit.truncation import unpaid
 from turnwise.inspect import verify as module
-from turnwise.inspect.recorded_run import Past
+from turnwise.inspect.recorded_run import RecordedRun
 from turnwise.inspect.verify import Comparison, take, verify
 from turnwise.learn.transformers_reference import exact_norms
 from turnwise.plan.cut import cut
@@ -71,7 +71,7 @@ def test_the_comparison_is_of_several_passes_with_paths_handed_over(run: Path) -
     padded, tree, small, packed = found.values()
     assert padded.passes > 1
     assert padded.tokens > packed.tokens > tree.tokens
-    turns = list(turns_of([record.group for record in Past.open(run).kept(2)]))
+    turns = list(turns_of([record.group for record in RecordedRun.open(run).kept(2)]))
     budget = int(small.layout.removeprefix("tree, ").removesuffix(" a pass"))
     assert any(plan.num_stretches > 1 for plan in cut(turns, budget))
     assert small.passes > tree.passes
@@ -175,7 +175,7 @@ def test_what_is_too_far_or_not_a_number_is_not_the_same(loss: float, gradient: 
 
 
 def test_limits_are_kept_and_the_groups_that_move_most_come_first(run: Path) -> None:
-    records = Past.open(run).kept(2)
+    records = RecordedRun.open(run).kept(2)
     whole = take(records, 100, 10**6)
     moves = [module.moves(record) for record in whole]
     assert moves == sorted(moves, reverse=True)

@@ -9,7 +9,7 @@ import pytest
 from support import odd
 from support.acting import Puppet, attempted, limits, renderer, run, says, user
 from support.odd import Odd
-from turnwise.cli.commands import EventHandler
+from turnwise.cli.events import EventHandler
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.isolation.isolated import isolate

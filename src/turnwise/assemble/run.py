@@ -23,10 +23,13 @@ from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluate.evaluator import Evaluator
+from turnwise.learn.base import AnyLearner
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
+from turnwise.plan.plan import Plan
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
+from turnwise.rollout.group import AttemptMaker
 from turnwise.runs import archive, setback
 from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_steps
 from turnwise.runs.checksums import write_checksums
@@ -37,13 +40,16 @@ from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, Weig
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw
-from turnwise.schedule.workers import Workers, in_own_thread, inline
+from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.train.loop import LoopParts, Settings, Stages
 from turnwise.train.run import WAITING, Run, RunParts
 from turnwise.train.state import State
 from turnwise.train.warm_start import Stopped
 from turnwise.train.weight_check import WeightCheck
-from turnwise.types import Group
+from turnwise.types import Group, Turn
+
+Plans = Callable[[Sequence[Turn]], list[Plan]]
+"""How turns are laid out."""
 
 # ---------------------------------------------------------------- runs
 
@@ -227,39 +233,11 @@ async def run_parts(
                 await engine.load(learner.publish(), step)
         run = workers("learner") if recipe.max_lag or recipe.evaluation.overlap else inline
         lay_out = layout_of(recipe, model)
-        plan = lambda turns: lay_out(turns, recipe.tokens_per_pass)
-        weight_check = WeightCheck(
-            engine,
-            learner,
-            plan,
-            run,
-            temperature=recipe.sampling.temperature,
-            vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
-            exact=recipe.model.dtype == "float32",
-            longest=recipe.rollout.max_trajectory_tokens,
-            limit=recipe.sync.limit,
-            every=recipe.sync.every,
-        )
+        plan: Plans = lambda turns: lay_out(turns, recipe.tokens_per_pass)
+        weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         await refuse_another_model(weight_check, step)
         attempts = training_attempts(recipe, environments, engine, renderer)
-        settle = objective.failure_of(recipe)
-
-        async def make_group(draw: Draw) -> Group:
-            return settle(await attempts.group(draw.task, draw.epoch))
-
-        stages = Stages(
-            make_group=make_group,
-            keep=objective.keep_of(recipe),
-            plan=plan,
-            estimate=objective.estimate_of(recipe),
-            correct=objective.correct_of(recipe),
-            targets=objective.targets_of(recipe),
-            weigh=objective.weighting_of(recipe),
-            anchor=objective.ratio_of(recipe).compare,
-            objective=objective.objective_of(recipe),
-            run=run,
-            arrived=weight_check.arrived,
-        )
+        stages = stages_of(recipe, attempts, plan, run, weight_check)
         order = task_order(recipe, environments.tasks("train"))
         loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
         yield RunParts(loop=loop, evaluator=evaluator, environments=environments, tokenizer=tokenizer)
@@ -273,6 +251,45 @@ async def opened(engine: Engine) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.close()
+
+
+def weight_check_of(
+    recipe: Recipe, engine: Engine, learner: AnyLearner, plan: Plans, run: Worker, model: Any, tokenizer: Any
+) -> WeightCheck:
+    return WeightCheck(
+        engine,
+        learner,
+        plan,
+        run,
+        temperature=recipe.sampling.temperature,
+        vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
+        exact=recipe.model.dtype == "float32",
+        longest=recipe.rollout.max_trajectory_tokens,
+        limit=recipe.sync.limit,
+        every=recipe.sync.every,
+    )
+
+
+def stages_of(recipe: Recipe, attempts: AttemptMaker, plan: Plans, run: Worker, weight_check: WeightCheck) -> Stages:
+    """The functions of a step, as the recipe names them."""
+    settle = objective.failure_of(recipe)
+
+    async def make_group(draw: Draw) -> Group:
+        return settle(await attempts.group(draw.task, draw.epoch))
+
+    return Stages(
+        make_group=make_group,
+        keep=objective.keep_of(recipe),
+        plan=plan,
+        estimate=objective.estimate_of(recipe),
+        correct=objective.correct_of(recipe),
+        targets=objective.targets_of(recipe),
+        weigh=objective.weighting_of(recipe),
+        anchor=objective.ratio_of(recipe).compare,
+        objective=objective.objective_of(recipe),
+        run=run,
+        arrived=weight_check.arrived,
+    )
 
 
 async def refuse_another_model(weight_check: WeightCheck, version: int) -> None:

@@ -81,7 +81,16 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"turnwise {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_training_commands(commands)
+    add_eval_command(commands)
+    add_inspection_commands(commands)
+    add_model_commands(commands)
+    add_data_commands(commands)
+    return top
 
+
+def add_training_commands(commands: Any) -> None:
+    """The commands that train."""
     train = commands.add_parser("train", help="train an agent by reinforcement learning")
     train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
@@ -92,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     sft.add_argument("recipe", help="a TOML file with an [sft] table")
     sft.add_argument("overrides", nargs="*", metavar="key=value")
 
+
+def add_eval_command(commands: Any) -> None:
+    """The command that evaluates."""
     evaluate = commands.add_parser(
         "eval",
         help="measure held-out success",
@@ -118,6 +130,9 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--out", metavar="FOLDER", help="where the attempts go, instead of a new numbered folder")
     evaluate.add_argument("--trust", **TRUST)
 
+
+def add_inspection_commands(commands: Any) -> None:
+    """The commands that look at a run."""
     breaks = commands.add_parser(
         "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"
     )
@@ -134,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
     cost.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
     cost.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
 
+
+def add_model_commands(commands: Any) -> None:
+    """The commands that put a person or a client in touch with a model."""
     play = commands.add_parser("play", help="play an environment in the terminal, seeing what the model would see")
     play.add_argument("what", metavar="ENV|RECIPE", help="a built-in environment, module:Class, or a recipe")
     play.add_argument("overrides", nargs="*", metavar="key=value", help="for instance env.0.settings.window=true")
@@ -160,8 +178,6 @@ def parser() -> argparse.ArgumentParser:
         "variable TURNWISE_KEY, or else one that is made up and printed",
     )
     serve.add_argument("--name", default="policy", help='what clients call the model ("policy")')
-    add_data_commands(commands)
-    return top
 
 
 def add_data_commands(commands: Any) -> None:

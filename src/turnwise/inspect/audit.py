@@ -21,7 +21,7 @@ from turnwise.assemble.model import renderer_of
 from turnwise.assemble.run import settings_of
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.scope import PerTurn
-from turnwise.inspect.recorded_run import Past
+from turnwise.inspect.recorded_run import RecordedRun
 from turnwise.learn.learner import Learner
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.schedules import schedule
@@ -72,7 +72,7 @@ class Notes:
         self.differences: list[str] = []
 
 
-class Check(Protocol):
+class AuditCheck(Protocol):
     """One kind of comparison: given every step, then ended."""
 
     def step(self, step: int, records: Sequence[Record]) -> None: ...
@@ -80,13 +80,13 @@ class Check(Protocol):
     def end(self) -> None: ...
 
 
-def audit(past: Past, model: Any, max_tokens: int) -> Audit:
+def audit(past: RecordedRun, model: Any, max_tokens: int) -> Audit:
     """All that is recorded of a run whose latest model this is, a step at a time, the latest first; models compute at
     most so many tokens for each kind of check."""
     notes = Notes()
     check_files(past, notes)
     checkpoints = whole_checkpoints(past, notes)
-    checks: list[Check] = [
+    checks: list[AuditCheck] = [
         CheckWeights(past, notes),
         CheckCredit(past, Asked(past, checkpoints, scores_for_credit(past.recipe), max_tokens), notes),
         CheckTexts(past, model, notes),
@@ -110,7 +110,7 @@ def audit(past: Past, model: Any, max_tokens: int) -> Audit:
 # ---------------------------------------------------------------- files
 
 
-def check_files(past: Past, notes: Notes) -> None:
+def check_files(past: RecordedRun, notes: Notes) -> None:
     """Compare the files of evaluations with their checksums, and say how many of those of steps have one; these are
     compared when they are read."""
     paths = [past.folder.archive / f"step-{step:06d}.parquet" for step in past.steps]
@@ -123,7 +123,7 @@ def check_files(past: Past, notes: Notes) -> None:
         notes.unchecked.append(f"checksums of {unsealed} files of archive and evaluations, which have none")
 
 
-def whole_checkpoints(past: Past, notes: Notes) -> list[Checkpoint]:
+def whole_checkpoints(past: RecordedRun, notes: Notes) -> list[Checkpoint]:
     """Checkpoints that are as they were written, the latest first."""
     return list(past.checkpoints(notes.differences))
 
@@ -134,7 +134,7 @@ def whole_checkpoints(past: Past, notes: Notes) -> list[Checkpoint]:
 class CheckWeights:
     """Token weights as the recipe gives them for the groups of each update."""
 
-    def __init__(self, past: Past, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, notes: Notes) -> None:
         self.weigh, self.settings = choices.weighting_of(past.recipe), settings_of(past.recipe)
         self.notes = notes
         self.count = 0
@@ -157,7 +157,7 @@ class CheckWeights:
 class CheckCredit:
     """Credit as the recipe's estimator gives it for the groups of each step."""
 
-    def __init__(self, past: Past, asked: Asked, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, asked: Asked, notes: Notes) -> None:
         self.name, self.estimate = past.recipe.credit.name, choices.estimate_of(past.recipe)
         self.asked = asked
         self.tolerance = SCORED if asked.needed else EXACT
@@ -197,7 +197,9 @@ def scores_for_credit(recipe: Recipe) -> frozenset[str]:
 class Asked:
     """Models of a run, asked again for the scores that a step's credit was computed from."""
 
-    def __init__(self, past: Past, checkpoints: Sequence[Checkpoint], needed: frozenset[str], max_tokens: int) -> None:
+    def __init__(
+        self, past: RecordedRun, checkpoints: Sequence[Checkpoint], needed: frozenset[str], max_tokens: int
+    ) -> None:
         self.past = past
         self.by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
         self.needed = needed
@@ -224,7 +226,7 @@ class Asked:
         return {name: learner.score(plans, len(turns), name) for name in sorted(self.needed)}
 
 
-def learner_at(past: Past, checkpoint: Checkpoint) -> Learner:
+def learner_at(past: RecordedRun, checkpoint: Checkpoint) -> Learner:
     """The learner of a run as a checkpoint left it, in this process and on the CPU."""
     recipe = here(past.recipe)
     folder = past.folder.reference if recipe.lora.rank else checkpoint.path
@@ -251,7 +253,7 @@ def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:
 class CheckTexts:
     """Every action beside the message that was made of it."""
 
-    def __init__(self, past: Past, model: Any, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, model: Any, notes: Notes) -> None:
         self.driven = {entry.label for entry in past.recipe.env if entry.is_driven}
         self.renderer = renderer_of(past.recipe, model, load_tokenizer(past.checkpoint.path))
         self.notes = notes
@@ -275,7 +277,7 @@ class CheckTexts:
 class CheckLogprobs:
     """Logprobs as the checkpoints give them that have sampled the tokens."""
 
-    def __init__(self, past: Past, checkpoints: Sequence[Checkpoint], max_tokens: int, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, checkpoints: Sequence[Checkpoint], max_tokens: int, notes: Notes) -> None:
         self.recipe = recipe = past.recipe
         self.by_step = {} if recipe.engine.keep_cache else {checkpoint.step: checkpoint for checkpoint in checkpoints}
         self.left = max_tokens

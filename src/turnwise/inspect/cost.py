@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turnwise.assemble.learner import LAYOUTS, policy_of
 from turnwise.assemble.model import set_threads
-from turnwise.inspect.recorded_run import Past
+from turnwise.inspect.recorded_run import RecordedRun
 from turnwise.learn.policy import Policy, pick_device
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -221,7 +221,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PredictionCheck:
     """A prediction beside a measurement that it was not fitted to: one pass of the run's own layout."""
 
     layout: str
@@ -235,11 +235,11 @@ class Check:
         return f"One {self.layout} pass of this update took {self.measured:.3g} s, {self.predicted:.3g} s predicted."
 
 
-def check(policy: Policy, pace: Pace, layout: str, plan: Plan) -> Check:
+def check(policy: Policy, pace: Pace, layout: str, plan: Plan) -> PredictionCheck:
     predicted = pace.seconds(load_of_plans([plan]))
     if predicted > CHECK_SECONDS:
-        return Check(layout, predicted, None)
-    return Check(layout, predicted, min(seconds_of(policy, plan) for _ in range(2)))
+        return PredictionCheck(layout, predicted, None)
+    return PredictionCheck(layout, predicted, min(seconds_of(policy, plan) for _ in range(2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Costs:
     num_unique: int
     """Tokens that differ in what they are or in what comes before: a tree in one pass has each once."""
     layouts: tuple[Layout, ...]
-    check: Check
+    check: PredictionCheck
 
     @property
     def packed_seconds(self) -> float:
@@ -281,7 +281,7 @@ class Costs:
 
 def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> Costs:
     """One update of a run in every layout: the first of a step that the archive has."""
-    past = Past.open(path)
+    past = RecordedRun.open(path)
     step, recipe = past.step(step), past.recipe
     set_threads(recipe)
     kept = past.kept(step)

@@ -23,11 +23,11 @@ from turnwise.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RecordedRun:
     """A run that has trained: at least one step is in its archive, and one checkpoint is there.
 
     Example:
-        Past.open(Path("runs/quickstart")).kept(50)
+        RecordedRun.open(Path("runs/quickstart")).kept(50)
     """
 
     folder: RunFolder
@@ -38,7 +38,7 @@ class Past:
     """Those in the archive, in order."""
 
     @classmethod
-    def open(cls, path: Path) -> Past:
+    def open(cls, path: Path) -> RecordedRun:
         folder = RunFolder.open(path)
         recipe = parse_recipe(folder.read_config(), str(folder.config))
         checkpoint = latest_checkpoint(folder.checkpoints)

@@ -85,7 +85,7 @@ def from_generator_output(output: Mapping[str, Any]) -> list[Group]:
                                "trajectory_ids": [("hops-5f2c01", 0)], "is_last_step": [True]})
     """
     attempts: dict[str, list[Trajectory]] = {}
-    rows: list[Row] = []
+    rows: list[SkyRLRow] = []
     for row in read_rows(output):
         rows.append(row)
         if row.is_last:
@@ -123,11 +123,8 @@ def to_generator_output(groups: Sequence[Group], merge: bool = False) -> dict[st
     return {**columns, "rollout_metrics": None, "rollout_expert_indices": None}
 
 
-# ---------------------------------------------------------------- reading
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class SkyRLRow:
     """One checked row. R: its response tokens."""
 
     index: int
@@ -167,7 +164,7 @@ class Row:
         return Turn(self.tokens[:first], self.tokens[first:last], logprobs, versions, stop, reward, said)
 
 
-def join_rows(rows: Sequence[Row]) -> Trajectory:
+def join_rows(rows: Sequence[SkyRLRow]) -> Trajectory:
     """The attempt whose rows these are."""
     turns: list[Turn] = []
     try:
@@ -183,7 +180,7 @@ def join_rows(rows: Sequence[Row]) -> Trajectory:
         raise ValueError(f"row {row.index}: rewards: {error}") from None
 
 
-def read_rows(output: Mapping[str, Any]) -> Iterator[Row]:
+def read_rows(output: Mapping[str, Any]) -> Iterator[SkyRLRow]:
     """The rows of an output, in order, each checked by itself and against its neighbours."""
     columns = read_columns(output)
     per_token = [not isinstance(reward, REAL) for reward in columns["rewards"]]
@@ -231,7 +228,7 @@ def read_columns(output: Mapping[str, Any]) -> dict[str, list[Any]]:
     return columns
 
 
-def read_row(index: int, cells: Mapping[str, Any]) -> Row:
+def read_row(index: int, cells: Mapping[str, Any]) -> SkyRLRow:
     """One row, checked by itself."""
     where = f"row {index}: "
     prompt = read_tokens(cells["prompt_token_ids"], where + "prompt_token_ids")
@@ -264,7 +261,7 @@ def read_row(index: int, cells: Mapping[str, Any]) -> Row:
     tokens.flags.writeable = False
     stop = READ_STOP.get(reason, StopReason.abort)
     id = read_id(cells["trajectory_ids"], where + "trajectory_ids")
-    return Row(index, id, bool(is_last), tokens, len(prompt), mask, rewards, logprobs, stop)
+    return SkyRLRow(index, id, bool(is_last), tokens, len(prompt), mask, rewards, logprobs, stop)
 
 
 def read_id(value: Any, where: str) -> TrajectoryID:

@@ -1,0 +1,176 @@
+"""A case for `turnwise verify`: recorded turns with all that an update needs of them, and what padded rows, computed by
+transformers itself, make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnwise.assemble import objective as choices
+from turnwise.assemble.learner import policy_of
+from turnwise.credit.scope import PerTurn
+from turnwise.inspect.recorded_run import RecordedRun
+from turnwise.learn.head import bucketed
+from turnwise.learn.learner import Learner
+from turnwise.learn.objective import Objective
+from turnwise.learn.policy import Policy, load_model
+from turnwise.learn.schedules import schedule
+from turnwise.learn.stepper import OptimizerSettings, Stepper
+from turnwise.learn.teacher import Direction, Teacher
+from turnwise.learn.transformers_reference import in_float64, stock_attention, stock_passes
+from turnwise.plan.pack import pack
+from turnwise.plan.rows import Rows, length
+from turnwise.recipe.schema import Recipe
+from turnwise.runs.archive import Record
+from turnwise.types import Turn, turns_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One update on recorded turns: what loss and gradient depend on, beside the model and the layout."""
+
+    turns: list[Turn]
+    credit: PerTurn
+    weights: PerTurn
+    scores: Mapping[str, PerTurn]
+    """Old and reference logprobs and the teacher's buckets, where the recipe has them."""
+    objective: Objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a layout makes of a case."""
+
+    passes: int
+    tokens: int
+    loss: float
+    gradient: Mapping[str, Tensor]
+    """By the name of the parameter."""
+
+
+def case_of(past: RecordedRun, records: Sequence[Record], policy: Policy) -> Case:
+    """The update as the recipe makes it: credit and weights as recorded, then what the present weights must score."""
+    recipe = past.recipe
+    groups = [record.group for record in records]
+    turns = list(turns_of(groups))
+    credit = [values.astype(np.float64) for record in records for values in record.credit]
+    weights = [values for record in records for values in record.weights]
+    ratio, objective = choices.ratio_of(recipe), choices.objective_of(recipe)
+    scores: dict[str, PerTurn] = {}
+    old: PerTurn = []
+    if ratio.anchor == "engine":
+        old = [turn.logprobs for turn in turns]
+        scores["old"] = ratio.compare(groups, old, lambda: score_rows(policy.model, turns, recipe))
+    elif "old" in choices.needs(recipe):
+        old = score_rows(policy.model, turns, recipe)
+        scores["old"] = ratio.compare(groups, old, lambda: old)
+    corrected, _ = choices.correct_of(recipe)(groups, credit, old)
+    if objective.kl:
+        scores["reference"] = score_reference(past, turns, policy.dtype)
+    if objective.distill:
+        scores["buckets"] = score_teacher(past, turns, policy)
+    return Case(turns, corrected, weights, scores, objective)
+
+
+def computed_in(recipe: Recipe, dtype: str) -> Recipe:
+    """The recipe with another compute dtype, which may be one that no run computes in."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+
+
+def score_reference(past: RecordedRun, turns: Sequence[Turn], dtype: torch.dtype) -> PerTurn:
+    where = past.recipe.kl.reference
+    folder = past.folder.reference if where == "start" else Path(where)
+    return score_rows(model_beside("reference", folder, dtype), turns, past.recipe)
+
+
+def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> PerTurn:
+    model = model_beside("teacher", Path(past.recipe.teacher), policy.dtype)
+    teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
+    learner = GradientOnlyLearner(policy)
+    learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
+    plans = pack(turns, max(past.recipe.tokens_per_pass, *map(length, turns)))
+    return learner.score(plans, len(turns), "buckets")
+
+
+def model_beside(name: str, folder: Path, dtype: torch.dtype) -> Any:
+    if not folder.is_dir():
+        raise ValueError(f"the {name} of this run is not at {folder}; restore it from a copy")
+    model = load_model(folder)
+    if dtype == torch.float64:
+        in_float64(model)
+    return model.to(dtype)
+
+
+# ---------------------------------------------------------------- padded rows, by transformers
+
+
+@torch.no_grad()
+def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
+    """Logprobs of every action token, one array per turn."""
+    scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
+    with stock_attention(model):
+        for rows, logprobs, _, _ in stock_passes(model, turns, recipe.tokens_per_pass, recipe.sampling.temperature):
+            parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
+            for turn, part in zip(rows.turns, parts, strict=True):
+                scores[turn] = part.numpy()
+    return scores
+
+
+def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
+    """(what padded rows make of a case, the sum of the sizes of all terms of its loss)."""
+    model.zero_grad()
+    told = {**case.scores, "credit": case.credit, "weight": case.weights}
+    buckets = told.pop("buckets", None)
+    passes = num_tokens = 0
+    loss = size = 0.0
+    with stock_attention(model):
+        turns, temperature = case.turns, recipe.sampling.temperature
+        for rows, logprobs, entropies, whole in stock_passes(model, turns, recipe.tokens_per_pass, temperature):
+            here = {
+                name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)
+                for name, values in told.items()
+            }
+            old = here.get("old", logprobs.detach())
+            apart = None if buckets is None else apart_from(buckets, rows, whole, case.objective.direction)
+            terms, _ = case.objective(logprobs, entropies, old, here["credit"], here.get("reference"), apart)
+            weighted = terms * here["weight"]
+            weighted.sum().backward()
+            loss += float(weighted.detach().sum())
+            size += float(weighted.detach().abs().sum())
+            passes, num_tokens = passes + 1, num_tokens + rows.num_tokens
+    return Outcome(passes, num_tokens, loss, gradient_of(model)), size
+
+
+def apart_from(buckets: PerTurn, rows: Rows, whole: Tensor, direction: Direction) -> Tensor:
+    """The divergence of whole distributions from a teacher's buckets."""
+    told = np.concatenate([buckets[turn] for turn in rows.turns])
+    tokens, teacher = (torch.from_numpy(np.ascontiguousarray(told[name])) for name in ("token", "logprob"))
+    return direction(bucketed(whole, tokens[:, :-1].long()), teacher.to(whole.dtype))
+
+
+# ---------------------------------------------------------------- plans, by the learner
+
+
+class GradientOnlyLearner(Learner):
+    """A learner that leaves the gradient of an update as it is and takes no step."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
+        self.stepper = NoStep(policy.model.named_parameters(), OptimizerSettings(0.0), schedule("constant", 0, 1))
+
+
+class NoStep(Stepper):
+    """Leaves parameters and gradients as they are."""
+
+    def step(self, finite: bool, idle: bool) -> dict[str, float]:
+        return {}
+
+
+def gradient_of(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
