@@ -73,7 +73,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
     """The recipe of a workload and size, from the warm-started model at a path or, without one, of the warm start."""
     workload, size = case.split("-")
     tree = tomllib.loads(QUICKSTART.read_text())
-    tree |= {"out": out, "steps": 1000, "groups_per_step": 2 if quick else 8, "engine": {"slots": 64}}
+    tree |= {"out": out, "steps": 1000, "groups_per_step": 2 if quick else 8, "engine": {"max_num_seqs": 64}}
     tree["evaluation"] = {"every": 0, "final_tasks": 1}
     tree["runs"] = {"checkpoint_every": 1000}
     tree["optimizer"] = {"learning_rate": RATES[size]}
@@ -84,7 +84,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
         if not path:  # short pages teach to copy a name, and few long ones to find it after any number of tokens
             short = {"words": [2, 8], "length": 4}
             tree["env"].append({"name": "pages:Pages", "dataset": "short", "weight": 12, "settings": short})
-        tree["rollout"] = {"attempts": 8} | LONG
+        tree["rollout"] = {"group_size": 8} | LONG
         tree["sft"] |= {"updates": 140, "noise": 0.12}
     if quick:
         tree["sft"]["updates"] = 2
@@ -262,13 +262,13 @@ def train_trl(request: dict[str, Any]) -> dict[str, Any]:
                 found["gradient"] = float(apart / torch.cat([g.flatten() for g in other.values()]).norm())
 
     workload = request["case"].split("-")[0]
-    batch = recipe.rollout.attempts * recipe.groups_per_step
+    batch = recipe.rollout.group_size * recipe.groups_per_step
     trainer = trainer_of(
         request["folder"],
         tokenizer,
         rollout,
         [task.id for task in tasks],
-        attempts=recipe.rollout.attempts,
+        attempts=recipe.rollout.group_size,
         tasks_per_step=recipe.groups_per_step,
         steps=1 if replay else request["steps"],
         learning_rate=recipe.optimizer.learning_rate,

@@ -235,7 +235,7 @@ async def measure(
     ledger = Ledger()
     async with started(recipe, RunFolder.create(recipe.out, {}), screen, asyncio.Event()) as own:
         loop = own.parts.loop
-        watched = ledger.watch(arm.change(loop.stages, recipe.tokens_per_pass))
+        watched = ledger.watch(arm.change(loop.stages, recipe.max_tokens_per_microbatch))
         own.parts = replace(own.parts, loop=replace(loop, stages=watched))
         await own.before()
         began = time.perf_counter()

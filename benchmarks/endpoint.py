@@ -46,7 +46,7 @@ COLOURS = ("red", "green", "blue", "white", "amber", "violet", "pink", "grey")
 RECIPE = """
 steps = 30
 groups_per_step = 8
-tokens_per_pass = 8192
+max_tokens_per_microbatch = 8192
 
 [model]
 hidden = 128
@@ -60,7 +60,7 @@ agent = "endpoint:solve"
 count = 4096
 
 [rollout]
-attempts = 8
+group_size = 8
 tools = "hermes"
 max_turns = 4
 max_prompt_tokens = 440
@@ -68,7 +68,7 @@ max_action_tokens = 40
 max_trajectory_tokens = 480
 
 [engine]
-slots = 64
+max_num_seqs = 64
 
 [loss]
 name = "ppo_clip"
@@ -90,7 +90,7 @@ batch = 48
 [sft.optimizer]
 learning_rate = 3e-3
 """
-QUICK = ["steps=2", "groups_per_step=2", "rollout.attempts=4", "evaluation.tasks=8", "evaluation.final_tasks=16"]
+QUICK = ["steps=2", "groups_per_step=2", "rollout.group_size=4", "evaluation.tasks=8", "evaluation.final_tasks=16"]
 QUICK += [
     "sft.updates=4",
     "sft.batch=8",

@@ -19,7 +19,7 @@ PATIENCE = 600.0
 RECIPE = """
 steps = 6
 groups_per_step = 4
-tokens_per_pass = 2048
+max_tokens_per_microbatch = 2048
 [model]
 hidden = 32
 layers = 1
@@ -29,14 +29,14 @@ name = "faulty:Faulty"
 dataset = "hops"
 tasks = { count = 1024, links = [1, 2] }
 [rollout]
-attempts = 4
+group_size = 4
 max_turns = 4
 max_prompt_tokens = 150
 max_action_tokens = 6
 max_trajectory_tokens = 160
 turn_seconds = 60
 [engine]
-slots = 16
+max_num_seqs = 16
 [loss]
 name = "ppo_clip"
 anchor = "engine"

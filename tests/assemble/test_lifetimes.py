@@ -36,7 +36,7 @@ DRIVEN = [
     "rollout.max_trajectory_tokens=660",
     "rollout.max_action_tokens=20",
 ]
-SMALL = ["sft.updates=0", "steps=1", "groups_per_step=1", "rollout.attempts=2", "evaluation.final_tasks=1"]
+SMALL = ["sft.updates=0", "steps=1", "groups_per_step=1", "rollout.group_size=2", "evaluation.final_tasks=1"]
 
 
 class Injected(Exception):

@@ -36,10 +36,13 @@ REFUSED = [
     ({"loss": {"name": "ppo_clip", "clip_low": -1.0}}, "loss.clip_low of ppo_clip must be 0 or more"),
     ({"kl": {"coefficient": 0.1, "divergence": "k1"}}, "k1 as a loss has an expected gradient of zero"),
     ({"kl": {"divergence": "k2"}}, "divergence is ignored without a coefficient"),
-    ({"kl": {"coefficient": 0.1, "place": "reward", "divergence": "k2"}}, "the charge is k1"),
-    ({"kl": {"coefficient": 0.1, "place": "reward"}, "credit": {"name": "maxrl"}}, "which a KL charge does not leave"),
+    ({"kl": {"coefficient": 0.1, "apply_to": "reward", "divergence": "k2"}}, "the charge is k1"),
     (
-        {"kl": {"coefficient": 0.1, "place": "reward"}, "filter": {"name": "zero_variance"}},
+        {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "credit": {"name": "maxrl"}},
+        "which a KL charge does not leave",
+    ),
+    (
+        {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "filter": {"name": "zero_variance"}},
         "would drop groups that carry signal",
     ),
     ({"kl": {"coefficient": 0.1, "reference": "nowhere"}}, "no model folder at nowhere; set kl.reference"),
@@ -59,7 +62,7 @@ REFUSED = [
     ({**ALONE, "loss": {"name": "ppo_clip", "clip_low": 0.1}}, "[loss] would be ignored"),
     ({**ALONE, "loss": {"name": "reinforce"}}, "[loss] would be ignored"),
     ({**ALONE, "correction": {"truncate": "token"}}, "[correction] would be ignored"),
-    ({**ALONE, "kl": {"coefficient": 0.1, "place": "reward"}}, "credit none looks at no reward"),
+    ({**ALONE, "kl": {"coefficient": 0.1, "apply_to": "reward"}}, "credit none looks at no reward"),
     ({**ALONE, "rollout": {"truncated": "zero"}}, 'rollout.truncated = "zero" would be ignored: credit none'),
     (
         {"credit": {"name": "distill"}, "teacher": ".", "rollout": {"truncated": "zero"}},
@@ -91,7 +94,7 @@ FINE = [
     {"correction": {"truncate": "sequence", "scope": "turn", "sequence_band": [0.5, 2.0]}, "max_lag": 2},
     {"correction": {"token_band": [0.5, 5.0]}, "loss": {"name": "reinforce"}},
     {"kl": {"coefficient": 0.1}},
-    {"kl": {"coefficient": 0.1, "place": "reward"}, "credit": {"name": "reinforce_pp"}},
+    {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "credit": {"name": "reinforce_pp"}},
     {"rollout": {"on_failure": {"name": "pay", "value": -1.0}}},
     {"entropy": 0.01, "loss": {"name": "dppo", "divergence": "kl"}},
     TAUGHT,
@@ -99,7 +102,7 @@ FINE = [
     {**TAUGHT, "loss": {"name": "cispo"}, "correction": {"truncate": "token"}, "max_lag": 1},
     ALONE,
     {**ALONE, "kl": {"coefficient": 0.1}, "entropy": 0.01, "max_lag": 1, "rollout": {"truncated": "mask"}},
-    {**ALONE, "groups_per_step": 1, "rollout": {"attempts": 1, "min_attempts": 1}},
+    {**ALONE, "groups_per_step": 1, "rollout": {"group_size": 1, "min_attempts": 1}},
 ]
 
 
@@ -149,7 +152,7 @@ def test_a_charge_in_the_reward_lowers_the_credit_of_what_strayed(name):
         "old": [np.full(size, -1.0) for size in sizes],
         "reference": [np.full(sizes[0], -5.0), np.full(sizes[1], -1.0), np.full(sizes[2], -1.0)],
     }
-    charging = recipe(credit={"name": name}, kl={"coefficient": 0.05, "place": "reward"})
+    charging = recipe(credit={"name": name}, kl={"coefficient": 0.05, "apply_to": "reward"})
     strayed, stayed, _ = choices.estimate_of(charging)(groups, scores)
     assert strayed[0] < stayed[0]
     free, same, _ = choices.estimate_of(recipe(credit={"name": name}))(groups, scores)
@@ -246,8 +249,8 @@ def test_a_new_estimator_that_needs_values_trains_a_critic(enter_toy):
         check(recipe(critic={"clip": 0.1}))
 
 
-KL_IN_REWARD = {"kl": {"coefficient": 0.1, "place": "reward"}}
-ONE_ATTEMPT = {"groups_per_step": 1, "rollout": {"attempts": 1, "min_attempts": 1}}
+KL_IN_REWARD = {"kl": {"coefficient": 0.1, "apply_to": "reward"}}
+ONE_ATTEMPT = {"groups_per_step": 1, "rollout": {"group_size": 1, "min_attempts": 1}}
 BY_FACTS = [
     ({"needs": frozenset({"teacher"})}, {}, "credit toy needs teacher = FOLDER"),
     ({}, {"teacher": "."}, "credit toy would ignore the teacher"),
@@ -292,7 +295,7 @@ def test_a_kl_penalty_reaches_a_new_estimator_as_its_record_says(enter_toy, monk
 
     groups = [make_group([1.0, 0.0])]
     scores = {"old": [np.full(2, -1.0)] * 2, "reference": [np.full(2, -3.0)] * 2}
-    charging = toy_recipe(kl={"coefficient": 0.25, "place": "reward"})
+    charging = toy_recipe(kl={"coefficient": 0.25, "apply_to": "reward"})
     monkeypatch.setitem(ESTIMATORS, "toy", Estimator(by_token, by_token=True))
     choices.estimate_of(charging)(groups, scores)
     assert given == {"kl": 0.25, "reward": 0.0}

@@ -73,22 +73,22 @@ def test_a_key_that_nobody_thought_of_counts() -> None:
 UNLIKE = [
     "steps=9",
     "max_lag=1",
-    "patience=1.0",
+    "stall_warning_seconds=1.0",
     "groups_per_step=8",
     "groups_per_update=2",
     "epochs=2",
     "gap_limit=0.5",
     "lora.rank=4",
-    "rollout.attempts=7",
+    "rollout.group_size=7",
     "rollout.retries=3",
     "rollout.min_attempts=3",
     "rollout.on_failure.name=pay",
     "rollout.on_failure.value=-1.0",
     "rollout.truncated=mask",
-    "rollout.success_at=0.5",
-    "engine.slots=3",
+    "rollout.success_threshold=0.5",
+    "engine.max_num_seqs=3",
     "engine.processes=2",
-    "sync.every=3",
+    "weight_check.every=3",
     "filter.name=zero_variance",
     "credit.name=rloo",
     "weighting.name=constant",
@@ -120,7 +120,9 @@ def test_what_cannot_matter_does_not(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("override", ["sampling.temperature=0.7", "seed=1", "sft.noise=0.1", "tokens_per_pass=512"])
+@pytest.mark.parametrize(
+    "override", ["sampling.temperature=0.7", "seed=1", "sft.noise=0.1", "max_tokens_per_microbatch=512"]
+)
 def test_what_matters_does(tmp_path: Path, override: str) -> None:
     assert fingerprint(micro_recipe(tmp_path)) != fingerprint(micro_recipe(tmp_path, override))
 

@@ -124,7 +124,7 @@ def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
-    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.patience=3")
+    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.placement_seconds=3")
     with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
         Site(recipe.cluster)
 

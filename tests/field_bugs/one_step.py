@@ -42,7 +42,7 @@ def parts_of(num_groups: int, *overrides: str) -> LoopParts:
     tree: dict[str, Any] = {
         "groups_per_step": num_groups,
         "env": [{"name": "hops", "tasks": {"count": 2}}],
-        "engine": {"slots": 2},
+        "engine": {"max_num_seqs": 2},
         "rollout": {"max_prompt_tokens": 200, "max_trajectory_tokens": 250},
         "optimizer": {"clip_norm": 1e9},
     }

@@ -55,7 +55,7 @@ RECIPE = {
     "groups_per_step": 4,
     "env": {"name": f"{__name__}:Mood"},
     "rollout": {
-        "attempts": 4,
+        "group_size": 4,
         "max_turns": 2,
         "max_prompt_tokens": 90,
         "max_action_tokens": 5,

@@ -213,7 +213,7 @@ SCORED = {
         "runs.checkpoint_every=1",
         "runs.checkpoints=9",
     ],
-    "reference": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.place=reward"],
+    "reference": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.apply_to=reward"],
     "lag": ["max_lag=1", "steps=4", "loss.anchor=engine"],
     "adapters": ["lora.rank=4", "runs.checkpoint_every=1"],
 }

@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cost")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
-        train(micro_recipe(folder, "steps=2", "groups_per_update=2", "tokens_per_pass=600"))
+        train(micro_recipe(folder, "steps=2", "groups_per_update=2", "max_tokens_per_microbatch=600"))
     return folder / "run"
 
 

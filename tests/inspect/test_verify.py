@@ -36,7 +36,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
-        train(micro_recipe(folder, *LEARNING, "steps=3", "kl.coefficient=0.1", "entropy=0.01", "tokens_per_pass=600"))
+        train(
+            micro_recipe(
+                folder, *LEARNING, "steps=3", "kl.coefficient=0.1", "entropy=0.01", "max_tokens_per_microbatch=600"
+            )
+        )
     return folder / "run"
 
 

@@ -298,9 +298,11 @@ def test_a_gpu_needs_a_pass_as_long_as_a_turn():
     from turnwise.assemble.learner import policy_of
 
     elsewhere = SimpleNamespace(device=torch.device("cuda"))
-    with pytest.raises(ValueError, match=r"^tokens_per_pass = 100 cannot hold a turn .* = 4608, and only a CPU"):
-        policy_of(recipe_of(tokens_per_pass=100), elsewhere)
-    policy_of(recipe_of(tokens_per_pass=100), make_model())
+    with pytest.raises(
+        ValueError, match=r"^max_tokens_per_microbatch = 100 cannot hold a turn .* = 4608, and only a CPU"
+    ):
+        policy_of(recipe_of(max_tokens_per_microbatch=100), elsewhere)
+    policy_of(recipe_of(max_tokens_per_microbatch=100), make_model())
 
 
 # ---------------------------------------------------------------- loading

@@ -122,7 +122,7 @@ def test_plans_are_about_equally_full():
 @pytest.mark.parametrize("budget", [1, 5])
 def test_a_turn_over_the_budget_is_refused(budget):
     turns = [make_turn([1, 2], [3]), make_turn([1, 2, 3, 4], [5, 6])]
-    with pytest.raises(ValueError, match=f"a turn has 6 tokens, more than tokens_per_pass = {budget}; raise"):
+    with pytest.raises(ValueError, match=f"a turn has 6 tokens, more than {budget}; raise"):
         pack(turns, budget)
     assert [plan.num_tokens for plan in pack(turns, 6)] == [3, 6]
 

@@ -127,7 +127,7 @@ def test_a_turn_without_an_action_does_not_part_its_neighbours():
 
 
 def test_a_chain_over_the_budget_is_refused():
-    with pytest.raises(ValueError, match="a merged chain has 13 tokens, more than tokens_per_pass = 12; raise"):
+    with pytest.raises(ValueError, match="a merged chain has 13 tokens, more than 12; raise"):
         merge(make_turns([(4, 2), (3, 2), (1, 1)]), 12)
 
 

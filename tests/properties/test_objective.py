@@ -36,7 +36,7 @@ def rests(draw, estimator, loss):
     }
     record = ESTIMATORS[estimator]
     if record.reads_rewards and record.takes_negative_totals and draw(st.booleans()):
-        changes["kl"] = {"coefficient": 0.2, "place": "reward"}
+        changes["kl"] = {"coefficient": 0.2, "apply_to": "reward"}
     corrections = [
         {},
         {"truncate": "token", "cap": 1.1},

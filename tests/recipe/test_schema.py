@@ -9,7 +9,7 @@ from support.making import few, make_group, make_model
 from support.paths import RECIPES
 from turnwise.recipe.arguments import check_arguments, choose, suggest
 from turnwise.recipe.environment import EnvironmentConfig
-from turnwise.recipe.parse import apply_override, load_recipe, parse_recipe
+from turnwise.recipe.parse import RENAMED, apply_override, load_recipe, parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.recipe.section import Choice, Section
 
@@ -113,12 +113,15 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"env": []}, "env: "),
         ({"env": [{"name": "hops"}, {"name": "hops"}]}, 'two environments are called "hops"'),
         ({"groups_per_step": 8, "groups_per_update": 3}, "8 is not a multiple of groups_per_update = 3"),
-        ({"engine": {"context": 10}}, "engine.context = 10 is shorter than rollout.max_trajectory_tokens = 4608"),
         (
-            {"tokens_per_pass": 4000, "layout": "packed"},
-            "tokens_per_pass = 4000 cannot hold a turn of rollout.max_trajectory_tokens = 4608",
+            {"engine": {"max_model_len": 10}},
+            "engine.max_model_len = 10 is shorter than rollout.max_trajectory_tokens = 4608",
         ),
-        ({"rollout": {"attempts": 1}}, "min_attempts = 2 can never be met with attempts = 1"),
+        (
+            {"max_tokens_per_microbatch": 4000, "layout": "packed"},
+            "max_tokens_per_microbatch = 4000 cannot hold a turn of rollout.max_trajectory_tokens = 4608",
+        ),
+        ({"rollout": {"group_size": 1}}, "min_attempts = 2 can never be met with group_size = 1"),
         ({"rollout": {"max_prompt_tokens": 9, "max_trajectory_tokens": 9}}, "must leave room for an action"),
         ({"model": {"path": "models/x", "hidden": 64}}, "hidden and layers size the tiny model only"),
         ({"sft": {"data": "x.jsonl", "noise": 0.1}}, "noise and demonstrations apply to demonstrating environments"),
@@ -139,9 +142,17 @@ def test_an_environment_is_needed():
     assert complaint(parse_recipe, {}, "test.toml") == "test.toml: env is missing; add it"
 
 
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_key_of_old_is_named_as_it_is_called_now(old):
+    tree = {"env": [{"name": "hops"}]}
+    apply_override(tree, f"{old.replace('env.', 'env.0.')}=1")
+    with pytest.raises(ValueError, match=f" is called {RENAMED[old]} now; rename it"):
+        parse_recipe(tree, "test")
+
+
 def test_all_mistakes_are_told_at_once():
-    found = complaint(lambda: parse(stepz=1, seed=-1, rollout={"atempts": 2}))
-    assert all(part in found for part in ("did you mean steps?", "seed: ", "did you mean attempts?"))
+    found = complaint(lambda: parse(stepz=1, seed=-1, rollout={"group_sise": 2}))
+    assert all(part in found for part in ("did you mean steps?", "seed: ", "did you mean group_size?"))
 
 
 @pytest.mark.parametrize("value", [5, ["runs"], True])
@@ -206,7 +217,7 @@ def test_the_last_override_wins(small):
         ("env.weight=1", "name which entry, for instance env.0.weight=2"),
         ("steps.more=1", "steps is a value, not a table"),
         ("env.0.wieght=1", "unknown key env.0.wieght; did you mean weight?"),
-        ("rollout.atempts=4", "unknown key rollout.atempts; did you mean attempts?"),
+        ("rollout.group_sise=4", "unknown key rollout.group_sise; did you mean group_size?"),
         ("steps=soon", "steps: Input should be a valid integer"),
         ("max_lag=-1", "max_lag: "),
         ("seed=", "seed: "),
@@ -249,7 +260,7 @@ def test_every_setting_is_described_and_every_table_frozen_and_closed():
         assert not undescribed, (section, undescribed)
 
 
-@pytest.mark.parametrize("path", ["steps", "rollout.attempts", "credit.name", "sft.optimizer.warmup"])
+@pytest.mark.parametrize("path", ["steps", "rollout.group_size", "credit.name", "sft.optimizer.warmup"])
 def test_a_recipe_is_frozen(path):
     *parts, name = path.split(".")
     node = parse()
@@ -353,7 +364,7 @@ def test_what_the_function_gets_is_what_was_checked():
 
     credit = {"name": "grpo"}
     apply_override(credit, "norm_by_std=False")
-    recipe = parse(credit=credit, engine={"slots": 1})
+    recipe = parse(credit=credit, engine={"max_num_seqs": 1})
     parts = parts_of(recipe, make_model(), build_tokenizer(["a b"]))
     credit = parts.loop.stages.estimate([make_group([0.0, 1.0])], {})
     assert [array.tolist() for array in credit] == [[-0.5, -0.5], [0.5, 0.5]]

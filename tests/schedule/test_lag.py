@@ -72,7 +72,7 @@ def drawn_recipe(random):
             "order": order,
             **stale,
             "groups_per_step": random.randint(1, 4),
-            "rollout": {"attempts": 2},
+            "rollout": {"group_size": 2},
             "credit": {"name": "grpo"},
             "dropped_limit": 100_000,
         },

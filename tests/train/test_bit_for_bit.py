@@ -25,7 +25,7 @@ from turnwise.cli.commands import main
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 
-ALONE = ["engine.slots=1", "steps=2", "groups_per_step=2", "rollout.attempts=2", "evaluation.every=1"]
+ALONE = ["engine.max_num_seqs=1", "steps=2", "groups_per_step=2", "rollout.group_size=2", "evaluation.every=1"]
 SMALL = ["evaluation.tasks=2", "evaluation.final_tasks=4", "runs.checkpoint_every=1"]
 
 QUICK = [(128, 2)]

@@ -34,7 +34,7 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.count, self.room, self.number = 0, 10**9, errno.ENOSPC
-        self.sync = os.fsync
+        self.weight_check = os.fsync
         patch.setattr(os, "fsync", self.fsync)
 
     def fsync(self, handle: int) -> None:

@@ -42,7 +42,7 @@ def slow_recipe(folder, out, *overrides):
         "evaluation.every=3",
     )
     heldout = ("evaluation.overlap=true", "evaluation.final_tasks=1", "evaluation.tasks=2", "evaluation.attempts=2")
-    sizes = ("groups_per_step=2", "rollout.attempts=2", "rollout.max_turns=2", "rollout.max_action_tokens=3")
+    sizes = ("groups_per_step=2", "rollout.group_size=2", "rollout.max_turns=2", "rollout.max_action_tokens=3")
     return micro_recipe(
         folder, *common, *heldout, *sizes, "rollout.turn_seconds=1000", f"out={folder / out}", *overrides
     )

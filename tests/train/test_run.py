@@ -315,7 +315,7 @@ OBJECTIVES = {
     "sequence ratios, sampled": ["loss.name=gspo", "loss.scope=turn", "max_lag=1"],
     "corrected": ["loss.name=cispo", "loss.anchor=learner", "correction.truncate=sequence", "groups_per_update=2"],
     "near the start": ["kl.coefficient=0.1", "kl.divergence=k2", "entropy=0.01"],
-    "charged": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.place=reward"],
+    "charged": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.apply_to=reward"],
     "with a critic": ["credit.name=gae", "credit.lam=0.9", "critic.optimizer.learning_rate=1e-3"],
     "with a critic, by turn": ["credit.name=gae", "credit.unit=turn", "groups_per_update=2", "loss.anchor=learner"],
     "failures paid": ["rollout.on_failure.name=pay", "rollout.on_failure.value=-1.0"],

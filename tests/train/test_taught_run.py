@@ -42,7 +42,7 @@ def pupil(folder: Path, teacher: Path, *overrides: str) -> Recipe:
     "how",
     [
         ["credit.name=none"],
-        ["credit.name=none", "distill.direction=forward", "groups_per_update=2", "tokens_per_pass=100"],
+        ["credit.name=none", "distill.direction=forward", "groups_per_update=2", "max_tokens_per_microbatch=100"],
         pytest.param(["layout=packed", "epochs=2"], marks=pytest.mark.slow),
     ],
 )

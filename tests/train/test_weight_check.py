@@ -238,7 +238,7 @@ def test_a_limit_that_hides_every_load_is_said_to():
     learner = learner_of(model, "bfloat16")
     engine = lazy_engine(model, *NAMES, dtype="bfloat16")
     found = run(check_of(engine, learner, "bfloat16", limit=100.0).begin(0))
-    assert "so that nobody can tell whether a load arrives; lower sync.limit" in found.problem
+    assert "so that nobody can tell whether a load arrives; lower weight_check.limit" in found.problem
     assert found.metrics["sync/start/moved"] < 4 * 100.0
 
 

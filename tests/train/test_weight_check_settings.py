@@ -10,7 +10,7 @@ ENV = {"name": "hops"}
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        ({"sync": {"every": 5}}, "sync.every is ignored with max_lag = 0"),
+        ({"weight_check": {"every": 5}}, "weight_check.every is ignored with max_lag = 0"),
         ({"engine": {"name": "vllm", "processes": 2}}, 'processes is ignored with name = "vllm"'),
         (
             {"engine": {"processes": 2}, "cluster": {"placement": "colocated"}},

@@ -20,7 +20,7 @@ def training_attempts(recipe: Recipe, environments: Environments, engine: Engine
         limits=limits(recipe),
         seed=recipe.seed,
         split="train",
-        attempts=recipe.rollout.attempts,
+        attempts=recipe.rollout.group_size,
         retries=recipe.rollout.retries,
     )
 

@@ -35,7 +35,7 @@ from turnwise.weights.vllm_native import NativeTransfer
 
 def context_of(recipe: Recipe) -> int:
     """Tokens that prompt and action may have together."""
-    return recipe.engine.context or recipe.rollout.max_trajectory_tokens
+    return recipe.engine.max_model_len or recipe.rollout.max_trajectory_tokens
 
 
 def cluster_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int, site: Site) -> Engine:
@@ -102,15 +102,15 @@ def engine_of_process(recipe: Recipe, tokenizer: Any, model: Any, version: int) 
 def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
     return SlotModel(
         model,
-        slots=recipe.engine.slots,
+        slots=recipe.engine.max_num_seqs,
         context=context_of(recipe),
         end_tokens=renderer.end_tokens,
         decode=renderer.decode,
         dtype=DTYPES[recipe.model.dtype],
         version=version,
-        cache=recipe.engine.cache,
+        cache=recipe.engine.kv_cache,
         keep_cache=recipe.engine.keep_cache,
-        pass_tokens=recipe.engine.pass_tokens,
+        pass_tokens=recipe.engine.max_num_batched_tokens,
     )
 
 
@@ -123,12 +123,12 @@ def vllm_engine(
     dtype, device = DTYPES[recipe.model.dtype], model.device.type
     weights = model.state_dict()
     local = LocalSettings(
-        slots=engine.slots,
+        slots=engine.max_num_seqs,
         dtype=recipe.model.dtype,
         device=device,
         threads=torch.get_num_threads(),
-        cache=engine.cache,
-        pass_tokens=engine.pass_tokens,
+        cache=engine.kv_cache,
+        pass_tokens=engine.max_num_batched_tokens,
         memory=own.memory,
         eager=device == "cpu" if own.eager == "auto" else own.eager,
         tensor_parallel=own.tensor_parallel,
@@ -139,7 +139,7 @@ def vllm_engine(
     return VllmEngine(
         VllmServer(own.server) if own.server else LocalVllm(save, local),
         FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
-        slots=engine.slots,
+        slots=engine.max_num_seqs,
         context=context_of(recipe),
         vocabulary=vocabulary_of(model),
         end_tokens=renderer.end_tokens,

@@ -116,7 +116,7 @@ def open_limits_of(recipe: Recipe) -> dict[str, OpenLimit]:
     shared: dict[int, OpenLimit] = {}
     open_limits = {}
     for entry in recipe.env:
-        limit = entry.max_open or (entry.agents_at_once if entry.is_driven else 0)
+        limit = entry.max_open or (entry.max_concurrent_agents if entry.is_driven else 0)
         usual = default_open_limit(kind_of(entry), entry.actors or None)
         is_shared = not limit and not entry.actors
         open_limits[entry.label] = (
@@ -143,7 +143,7 @@ def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
             open_limit=open_limits[entry.label],
             training=lane_of(entry.batching, validation=False),
             validation=lane_of(entry.batching, validation=True),
-            play=None if agent is None else Driver(agent, endpoint, asyncio.Semaphore(entry.agents_at_once)),
+            play=None if agent is None else Driver(agent, endpoint, asyncio.Semaphore(entry.max_concurrent_agents)),
         )
     return Environments(datasets, failures, validation_overlaps=recipe.evaluation.overlap)
 

@@ -63,14 +63,14 @@ async def evaluate_target(
             model.engine,
             partial(evaluation_attempts, recipe, model.environments, model.engine, model.renderer),
             folder,
-            success_at=recipe.rollout.success_at,
+            success_at=recipe.rollout.success_threshold,
             decode=model.renderer.decode,
             stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
         )
         try:
             for greedy in (False, True):
                 screen.begin("greedy" if greedy else "sampled", len(tasks))
-                seen = progress(screen, recipe.rollout.success_at)
+                seen = progress(screen, recipe.rollout.success_threshold)
                 evaluations.append(await evaluator.evaluate(target.version, tasks, greedy=greedy, seen=seen))
         finally:
             screen.end()

@@ -166,10 +166,10 @@ def policy_of(recipe: Recipe, model: Any) -> Policy:
 def how_computed(recipe: Recipe, model: Any) -> dict[str, Any]:
     """What a policy and a critic have in common: how they compute plans."""
     longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
-    if device != "cpu" and recipe.tokens_per_pass < longest:
+    if device != "cpu" and recipe.max_tokens_per_microbatch < longest:
         raise ValueError(
-            f"tokens_per_pass = {recipe.tokens_per_pass} cannot hold a turn of rollout.max_trajectory_tokens = "
-            f"{longest}, and only a CPU computes one in several passes; raise it"
+            f"max_tokens_per_microbatch = {recipe.max_tokens_per_microbatch} cannot hold a turn of "
+            f"rollout.max_trajectory_tokens = {longest}, and only a CPU computes one in several passes; raise it"
         )
     return {
         "dtype": DTYPES[recipe.model.dtype],

@@ -78,9 +78,9 @@ def check_credit(recipe: Recipe) -> None:
     if estimator.compares_attempts and recipe.rollout.min_attempts < 2:
         raise ValueError(f"credit {name} compares attempts; rollout.min_attempts must be at least 2")
     compares_groups = estimator.reads_rewards and not estimator.compares_attempts
-    if compares_groups and recipe.groups_per_step * recipe.rollout.attempts < 2:
+    if compares_groups and recipe.groups_per_step * recipe.rollout.group_size < 2:
         raise ValueError(
-            "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.attempts"
+            "a step of one attempt has nothing to compare it with; raise groups_per_step or rollout.group_size"
         )
 
 
@@ -125,13 +125,13 @@ def check_kl(recipe: Recipe) -> None:
     if FILTERS[recipe.filter.name].drops_equal_totals:
         raise ValueError(
             f"filter {recipe.filter.name} looks at rewards before the KL charge and would drop groups that carry "
-            'signal; set kl.place = "loss", or remove the filter'
+            'signal; set kl.apply_to = "loss", or remove the filter'
         )
 
 
 def charges_kl(recipe: Recipe) -> bool:
     """Whether the KL penalty is taken from the reward, and not added to the loss."""
-    return recipe.kl.coefficient > 0 and recipe.kl.place == "reward"
+    return recipe.kl.coefficient > 0 and recipe.kl.apply_to == "reward"
 
 
 def needs(recipe: Recipe) -> frozenset[str]:

@@ -222,7 +222,7 @@ async def run_parts(
             evaluation_engine,
             partial(evaluation_attempts, recipe, environments, evaluation_engine, renderer),
             evaluations,
-            success_at=recipe.rollout.success_at,
+            success_at=recipe.rollout.success_threshold,
             decode=renderer.decode,
             stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
         )
@@ -233,7 +233,7 @@ async def run_parts(
                 await engine.load(learner.publish(), step)
         run = workers("learner") if recipe.max_lag or recipe.evaluation.overlap else inline
         lay_out = layout_of(recipe, model)
-        plan: Plans = lambda turns: lay_out(turns, recipe.tokens_per_pass)
+        plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         await refuse_another_model(weight_check, step)
         attempts = training_attempts(recipe, environments, engine, renderer)
@@ -265,8 +265,8 @@ def weight_check_of(
         vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
         exact=recipe.model.dtype == "float32",
         longest=recipe.rollout.max_trajectory_tokens,
-        limit=recipe.sync.limit,
-        every=recipe.sync.every,
+        limit=recipe.weight_check.limit,
+        every=recipe.weight_check.every,
     )
 
 
@@ -316,11 +316,11 @@ def settings_of(recipe: Recipe) -> Settings:
         epochs=recipe.epochs,
         anchor=objective.ratio_of(recipe).anchor,
         needs=objective.needs(recipe),
-        success_at=recipe.rollout.success_at,
+        success_at=recipe.rollout.success_threshold,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
         order=recipe.order,
         stale=recipe.stale,
-        patience=recipe.patience,
+        patience=recipe.stall_warning_seconds,
         gap_limit=objective.gap_limit_of(recipe),
     )

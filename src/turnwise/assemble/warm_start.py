@@ -85,7 +85,7 @@ async def demonstrating(
     stages = Stages(
         make_group=make_group,
         keep=lambda group: bool(group.trajectories),
-        plan=lambda turns: lay_out(turns, recipe.tokens_per_pass),
+        plan=lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch),
         estimate=imitate,
         correct=uncorrected,
         targets=None,
@@ -125,11 +125,11 @@ def settings_of(recipe: Recipe) -> Settings:
         epochs=1,
         anchor="learner",
         needs=frozenset(),
-        success_at=recipe.rollout.success_at,
+        success_at=recipe.rollout.success_threshold,
         nonfinite_limit=recipe.nonfinite_limit,
         dropped_limit=recipe.dropped_limit,
         order="started",
         stale="drop_group",
-        patience=recipe.patience,
+        patience=recipe.stall_warning_seconds,
         gap_limit=math.inf,
     )

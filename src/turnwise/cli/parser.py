@@ -166,7 +166,7 @@ def add_model_commands(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument("what", metavar="RUN|MODEL", help="a run folder (its last checkpoint), or a model folder")
-    serve.add_argument("overrides", nargs="*", metavar="key=value", help="for instance engine.slots=16")
+    serve.add_argument("overrides", nargs="*", metavar="key=value", help="for instance engine.max_num_seqs=16")
     serve.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
     serve.add_argument("--port", type=int, default=8000, help="port (8000); 0 takes a free one")

@@ -61,11 +61,12 @@ class Site:
         found = placement_group(wanted, strategy="PACK", bundle_label_selector=labels)
         self.groups.append(found)
         try:
-            ray.get(found.ready(), timeout=self.own.patience)
+            ray.get(found.ready(), timeout=self.own.placement_seconds)
         except GetTimeoutError:
             apart = " on nodes without a rank" if where else ""
             raise ValueError(
-                f"after {self.own.patience:g} s the cluster has no room for {len(bundles)} times {wanted[0]}{apart}; "
+                f"after {self.own.placement_seconds:g} s the cluster has no room for {len(bundles)} times "
+                f"{wanted[0]}{apart}; "
                 "add nodes, or lower cluster.ranks, cluster.replicas or cluster.cpus"
             ) from None
         return found

@@ -244,7 +244,7 @@ def here(recipe: Recipe) -> Recipe:
 
 
 def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:
-    return LAYOUTS[recipe.layout](turns, recipe.tokens_per_pass)
+    return LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)
 
 
 # ---------------------------------------------------------------- tokens and logprobs

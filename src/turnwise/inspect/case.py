@@ -94,7 +94,7 @@ def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> P
     teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
     learner = GradientOnlyLearner(policy)
     learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
-    plans = pack(turns, max(past.recipe.tokens_per_pass, *map(length, turns)))
+    plans = pack(turns, max(past.recipe.max_tokens_per_microbatch, *map(length, turns)))
     return learner.score(plans, len(turns), "buckets")
 
 
@@ -115,7 +115,9 @@ def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
     """Logprobs of every action token, one array per turn."""
     scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
     with stock_attention(model):
-        for rows, logprobs, _, _ in stock_passes(model, turns, recipe.tokens_per_pass, recipe.sampling.temperature):
+        for rows, logprobs, _, _ in stock_passes(
+            model, turns, recipe.max_tokens_per_microbatch, recipe.sampling.temperature
+        ):
             parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
             for turn, part in zip(rows.turns, parts, strict=True):
                 scores[turn] = part.numpy()
@@ -131,7 +133,9 @@ def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
     loss = size = 0.0
     with stock_attention(model):
         turns, temperature = case.turns, recipe.sampling.temperature
-        for rows, logprobs, entropies, whole in stock_passes(model, turns, recipe.tokens_per_pass, temperature):
+        for rows, logprobs, entropies, whole in stock_passes(
+            model, turns, recipe.max_tokens_per_microbatch, temperature
+        ):
             here = {
                 name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)
                 for name, values in told.items()

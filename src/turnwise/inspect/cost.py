@@ -290,15 +290,15 @@ def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> 
     if not turns:
         raise ValueError(f"no turn of step {step} has an action; choose another --step")
     model = past.model().to(pick_device(recipe.model.device))
-    found, sizes, policy = loads(turns, recipe.tokens_per_pass), Sizes.of(model), policy_of(recipe, model)
-    pace = calibrate(policy, recipe.tokens_per_pass, seconds)
-    own = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.tokens_per_pass)[0])
+    found, sizes, policy = loads(turns, recipe.max_tokens_per_microbatch), Sizes.of(model), policy_of(recipe, model)
+    pace = calibrate(policy, recipe.max_tokens_per_microbatch, seconds)
+    own = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)[0])
     lines = (Layout(name, load, sizes.operations(load), pace.seconds(load)) for name, load in found.items())
     num_unique = tree(turns).num_tokens
     taken = (
         f"one update of step {step} of {path}: {len(groups)} groups, "
         f"{sum(len(group.trajectories) for group in groups)} attempts, {len(turns)} turns",
-        f"{num_unique:,} unique tokens, at most {recipe.tokens_per_pass:,} tokens a pass, "
+        f"{num_unique:,} unique tokens, at most {recipe.max_tokens_per_microbatch:,} tokens a pass, "
         f"{sizes.parameters:,} parameters beside embedding and head",
     )
     return Costs(taken, num_unique, tuple(lines), own)

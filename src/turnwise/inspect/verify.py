@@ -238,7 +238,7 @@ def compare(case: Case, policy: Policy, recipe: Recipe, tolerance: float) -> lis
         )
     learner = GradientOnlyLearner(policy)
     outcomes = {PADDED: truth}
-    for name, plans in layouts(case.turns, recipe.tokens_per_pass).items():
+    for name, plans in layouts(case.turns, recipe.max_tokens_per_microbatch).items():
         outcomes[name] = by_plans(learner, case, plans)
     found = []
     for name, outcome in outcomes.items():
@@ -274,7 +274,7 @@ def gap_of(past: RecordedRun, max_tokens: int) -> Gap | None:
             turns = sampled_by(checkpoint.step, list(turns_of([record.group for record in kept])), max_tokens)
             if turns:
                 learner = GradientOnlyLearner(policy_of(past.recipe, load_model(checkpoint.path)))
-                now = np.concatenate(learner.score(cut(turns, past.recipe.tokens_per_pass), len(turns)))
+                now = np.concatenate(learner.score(cut(turns, past.recipe.max_tokens_per_microbatch), len(turns)))
                 largest = np.abs(now - np.concatenate([turn.logprobs for turn in turns])).max()
                 return Gap(step, checkpoint.step, len(now), float(largest))
     return None

@@ -19,9 +19,7 @@ def pack(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
     lengths = np.array([len(turn.prompt) + len(turn.action) for turn in turns], np.int64)
     trained = np.array([len(turn.action) > 0 for turn in turns], bool)
     if len(turns) and (longest := int(lengths[trained].max(initial=0))) > tokens_per_pass:
-        raise ValueError(
-            f"a turn has {longest} tokens, more than tokens_per_pass = {tokens_per_pass}; raise tokens_per_pass"
-        )
+        raise ValueError(f"a turn has {longest} tokens, more than {tokens_per_pass}; raise max_tokens_per_microbatch")
     order = np.argsort(lengths, kind="stable")
     order = order[trained[order]]
     return [lay_out(turns, part) for part in fill(order, lengths, tokens_per_pass)]

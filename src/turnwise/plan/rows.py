@@ -99,7 +99,7 @@ def merge(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
     lengths = np.array([length(turns[chain[-1]]) for chain in chains], np.int64)
     if (longest := int(lengths.max(initial=0))) > tokens_per_pass:
         raise ValueError(
-            f"a merged chain has {longest} tokens, more than tokens_per_pass = {tokens_per_pass}; raise tokens_per_pass"
+            f"a merged chain has {longest} tokens, more than {tokens_per_pass}; raise max_tokens_per_microbatch"
         )
     parts = fill(np.argsort(lengths, kind="stable"), lengths, tokens_per_pass)
     return [lay_out(turns, [chains[chain] for chain in part]) for part in parts]

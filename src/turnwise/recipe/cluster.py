@@ -27,7 +27,7 @@ class ClusterConfig(Section):
     """CPUs that a rank and a replica have on the Ray cluster, each."""
     gpus: float = Field(0.0, ge=0)
     """GPUs that a rank and a replica have there, each; colocated ones share them."""
-    patience: float = Field(120.0, gt=0)
+    placement_seconds: float = Field(120.0, gt=0)
     """Seconds that the Ray cluster has to find room for all of them."""
 
     @property

@@ -19,7 +19,7 @@ class VllmConfig(Section):
     folder: str = ""
     """Where files of weights pass through, and both sides can see; empty takes the machine's memory."""
     memory: float = Field(0.5, gt=0, le=1)
-    """Share of a GPU that vLLM takes, where engine.cache = 0."""
+    """Share of a GPU that vLLM takes, where engine.kv_cache = 0."""
     eager: bool | Literal["auto"] = "auto"
     """Neither compile the model nor capture graphs: a quick start and slower sampling; auto does so on a CPU."""
     tensor_parallel: int = Field(1, ge=1)
@@ -43,11 +43,11 @@ class EngineConfig(Section):
 
     name: Literal["slots", "vllm"] = "slots"
     """slots: in-process continuous batching on the learner's own module; vllm: vLLM, with weights of its own."""
-    slots: int = Field(64, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
     """Requests decoded together; the others wait."""
-    context: int = Field(0, ge=0)
+    max_model_len: int = Field(0, ge=0)
     """Tokens that prompt and action may have together; 0 takes max_trajectory_tokens."""
-    cache: int = Field(0, ge=0)
+    kv_cache: int = Field(0, ge=0)
     """MiB of keys and values, those of requests under way and those kept to be shared; 0 takes 1024, or four contexts
     if that is more. What was used longest ago goes first."""
     keep_cache: bool = False
@@ -55,7 +55,7 @@ class EngineConfig(Section):
     processes: int = Field(0, ge=0)
     """Processes of this machine that sample, each with a copy of the weights; one that dies is started again. 0 samples
     in the run's own process."""
-    pass_tokens: int = Field(2048, ge=2)
+    max_num_batched_tokens: int = Field(2048, ge=2)
     """Tokens computed together: one of every request that samples, the rest of prompts."""
     vllm: VllmConfig = VllmConfig()
     """What engine vllm needs beside these."""
@@ -66,20 +66,23 @@ class EngineConfig(Section):
             raise ValueError('processes is ignored with name = "vllm", which has processes of its own')
         if self.name != "vllm" and self.vllm.changed:
             raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
-        if self.cache and "memory" in self.vllm.changed:
-            raise ValueError(f"vllm.memory is ignored with cache = {self.cache}")
-        if self.vllm.server and (ignored := {"cache", "pass_tokens"} & set(self.changed)):
+        if self.kv_cache and "memory" in self.vllm.changed:
+            raise ValueError(f"vllm.memory is ignored with kv_cache = {self.kv_cache}")
+        if self.vllm.server and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.changed)):
             raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove vllm.server")
         return self
 
     @model_validator(mode="after")
     def prompts_get_on(self) -> Self:
-        if self.pass_tokens <= self.slots:
-            raise ValueError(f"pass_tokens = {self.pass_tokens} leaves no room for prompts beside slots = {self.slots}")
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} leaves no room for prompts beside "
+                f"max_num_seqs = {self.max_num_seqs}"
+            )
         return self
 
 
-class SyncConfig(Section):
+class WeightCheckConfig(Section):
     """How loads of new weights are checked, where the engine has weights of its own."""
 
     every: int = Field(1, ge=1)

@@ -69,11 +69,11 @@ class EnvironmentConfig(Section):
     max_open: int = Field(0, ge=0)
     """Environments alive at once, in training, evaluation and demonstrations alike; other attempts wait, and their
     deadlines with them. 0 takes 8 per core where each is a process of its own and 256 where it is not, shared with the
-    other entries of the kind that say nothing; agents_at_once where agents drive."""
+    other entries of the kind that say nothing; max_concurrent_agents where agents drive."""
     agent: str = ""
     """Who drives the attempts, through the endpoint: "module:function", or a command with its arguments; empty has the
     model act in the environment directly."""
-    agents_at_once: int = Field(64, ge=1)
+    max_concurrent_agents: int = Field(64, ge=1)
     """Agents that run together; the others wait."""
     variables: tuple[str, ...] = ()
     """Names of environment variables that the agent's command, or the library's process, gets beside the usual ones:
@@ -106,8 +106,8 @@ class EnvironmentConfig(Section):
 
     @model_validator(mode="after")
     def agents_are_here(self) -> Self:
-        if not self.is_driven and "agents_at_once" in self.changed:
-            raise ValueError("agents_at_once is ignored without an agent")
+        if not self.is_driven and "max_concurrent_agents" in self.changed:
+            raise ValueError("max_concurrent_agents is ignored without an agent")
         if self.is_driven and self.actors:
             raise ValueError("an agent acts in environments of the run's own process; remove actors")
         return self

@@ -14,7 +14,7 @@ class KlConfig(Section):
 
     coefficient: float = Field(0.0, ge=0)
     """How strongly; 0 for not at all."""
-    place: Literal["loss", "reward"] = "loss"
+    apply_to: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a charge of k1, the log ratio, on every token's reward."""
     divergence: Literal["k2", "k3"] = "k3"
     """Estimate in the loss. k2 has the divergence's own gradient; k3 is never negative and has the gradient of the
@@ -27,7 +27,8 @@ class KlConfig(Section):
     def k1_is_no_loss(cls, value: Any) -> Any:
         if value == "k1":
             raise ValueError(
-                'k1 as a loss has an expected gradient of zero; use "k2" or "k3", or place = "reward", which charges k1'
+                'k1 as a loss has an expected gradient of zero; use "k2" or "k3", or apply_to = "reward", which '
+                "charges k1"
             )
         return value
 
@@ -35,8 +36,8 @@ class KlConfig(Section):
     def nothing_is_ignored(self) -> Self:
         if not self.coefficient and (ignored := self.changed):
             raise ValueError(f"{ignored[0]} is ignored without a coefficient")
-        if self.place == "reward" and "divergence" in self.changed:
-            raise ValueError('divergence is one of the loss; with place = "reward" the charge is k1')
+        if self.apply_to == "reward" and "divergence" in self.changed:
+            raise ValueError('divergence is one of the loss; with apply_to = "reward" the charge is k1')
         return self
 
 

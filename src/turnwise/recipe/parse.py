@@ -12,6 +12,22 @@ from pydantic import BaseModel, ValidationError
 from turnwise.recipe.arguments import suggest
 from turnwise.recipe.schema import Recipe
 
+RENAMED = {
+    "cluster.patience": "cluster.placement_seconds",
+    "engine.cache": "engine.kv_cache",
+    "engine.context": "engine.max_model_len",
+    "engine.pass_tokens": "engine.max_num_batched_tokens",
+    "engine.slots": "engine.max_num_seqs",
+    "env.agents_at_once": "env.max_concurrent_agents",
+    "kl.place": "kl.apply_to",
+    "patience": "stall_warning_seconds",
+    "rollout.attempts": "rollout.group_size",
+    "rollout.success_at": "rollout.success_threshold",
+    "sync": "weight_check",
+    "tokens_per_pass": "max_tokens_per_microbatch",
+}
+"""Keys as they were called once, and as they are called now."""
+
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file with `key=value` overrides applied; a mistake is a one-line ValueError."""
@@ -45,6 +61,9 @@ def explain(problem: Mapping[str, Any]) -> str:
     location = list(problem["loc"])
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
+        plain = ".".join(str(part) for part in location if not isinstance(part, int))
+        if plain in RENAMED:
+            return f"{key} is called {RENAMED[plain]} now; rename it"
         names = list(section_at(location[:-1]).model_fields)
         return f"unknown key {key}{suggest(str(location[-1]), names)}"
     message = str(problem["msg"]).removeprefix("Value error, ")

@@ -12,7 +12,7 @@ from turnwise.recipe.section import Choice, Section
 class RolloutConfig(Section):
     """How attempts are made."""
 
-    attempts: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=1)
     """Attempts per task: the size of a group."""
     history: Literal["extend", "rerender", "managed"] = "extend"
     """extend keeps the exact tokens so far and appends; rerender applies the chat template anew each turn; managed
@@ -48,13 +48,13 @@ class RolloutConfig(Section):
     """What becomes of attempts that failed for good: drop leaves them out, pay counts them as paid its value."""
     truncated: Literal["train", "mask", "zero"] = "train"
     """Attempts cut short train with what they earned, train not at all, or count as paid nothing."""
-    success_at: float = 1.0
+    success_threshold: float = 1.0
     """An attempt has succeeded when its total reward is at least this."""
 
     @model_validator(mode="after")
     def limits_fit(self) -> Self:
-        if self.min_attempts > self.attempts:
-            raise ValueError(f"min_attempts = {self.min_attempts} can never be met with attempts = {self.attempts}")
+        if self.min_attempts > self.group_size:
+            raise ValueError(f"min_attempts = {self.min_attempts} can never be met with group_size = {self.group_size}")
         if self.max_prompt_tokens >= self.max_trajectory_tokens:
             raise ValueError("max_prompt_tokens must leave room for an action within max_trajectory_tokens")
         return self

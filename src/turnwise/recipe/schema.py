@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from turnwise.recipe.cluster import ClusterConfig
-from turnwise.recipe.engine import EngineConfig, SyncConfig
+from turnwise.recipe.engine import EngineConfig, WeightCheckConfig
 from turnwise.recipe.environment import EndpointConfig, EnvironmentConfig
 from turnwise.recipe.evaluation import EvaluationConfig
 from turnwise.recipe.model import LoraConfig, ModelConfig
@@ -42,7 +42,7 @@ class Recipe(Section):
     stale: Literal["drop_group", "mask_turn"] = "drop_group"
     """With order = "finished": what to do with samples older than max_lag. drop_group discards and replaces the group;
     mask_turn keeps it and gives stale turns zero weight."""
-    patience: float = Field(60.0, gt=0)
+    stall_warning_seconds: float = Field(60.0, gt=0)
     """Seconds without a new group after which a warning says what is waited for."""
     groups_per_step: int = Field(8, ge=1)
     """Groups trained on in each step."""
@@ -52,7 +52,7 @@ class Recipe(Section):
     """Passes over a step's groups."""
     layout: Literal["tree", "packed"] = "tree"
     """How turns are laid out: tree computes shared prefixes once, packed every turn by itself; the result is equal."""
-    tokens_per_pass: int = Field(16384, ge=1)
+    max_tokens_per_microbatch: int = Field(16384, ge=1)
     """Tokens per forward and backward pass; bounds memory, never changes the result."""
     nonfinite_limit: int = Field(3, ge=1)
     """Updates in a row that may be skipped for a non-finite loss or gradient before the run stops."""
@@ -75,7 +75,7 @@ class Recipe(Section):
     """How training attempts are sampled."""
     engine: EngineConfig = EngineConfig()
     """What samples."""
-    sync: SyncConfig = SyncConfig()
+    weight_check: WeightCheckConfig = WeightCheckConfig()
     """How its weights are checked."""
     filter: Choice = Choice(name="keep_all")
     """Which groups are worth training on."""
@@ -120,9 +120,9 @@ class Recipe(Section):
             raise ValueError(
                 f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}"
             )
-        if self.layout == "packed" and self.tokens_per_pass < self.rollout.max_trajectory_tokens:
+        if self.layout == "packed" and self.max_tokens_per_microbatch < self.rollout.max_trajectory_tokens:
             raise ValueError(
-                f"tokens_per_pass = {self.tokens_per_pass} cannot hold a turn of "
+                f"max_tokens_per_microbatch = {self.max_tokens_per_microbatch} cannot hold a turn of "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
             )
         if self.order == "started" and "stale" in self.changed:
@@ -136,10 +136,10 @@ class Recipe(Section):
                 f"evaluation.overlap is ignored with evaluation.every = {self.evaluation.every}: no evaluation is due "
                 f"before the last of steps = {self.steps}"
             )
-        if self.sync.changed and self.engine_shares_weights:
+        if self.weight_check.changed and self.engine_shares_weights:
             raise ValueError(
-                f"sync.{self.sync.changed[0]} is ignored with max_lag = 0, where the engine computes on the learner's "
-                "own weights; remove it"
+                f"weight_check.{self.weight_check.changed[0]} is ignored with max_lag = 0, where the engine computes "
+                "on the learner's own weights; remove it"
             )
         if self.evaluation.overlap and self.engine.vllm.server:
             raise ValueError(
@@ -165,9 +165,9 @@ class Recipe(Section):
                 )
             if labels.count(label) > 1:
                 raise ValueError(f'two environments are called "{label}"; give each its own dataset = "..."')
-        if self.engine.context and self.engine.context < self.rollout.max_trajectory_tokens:
+        if self.engine.max_model_len and self.engine.max_model_len < self.rollout.max_trajectory_tokens:
             raise ValueError(
-                f"engine.context = {self.engine.context} is shorter than "
+                f"engine.max_model_len = {self.engine.max_model_len} is shorter than "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}"
             )
         return self

@@ -42,8 +42,8 @@ ATTEMPTS = (
     Metric(
         "success",
         "share",
-        "Attempts whose total reward reaches `rollout.success_at`, of all attempts that count, in kept and dropped "
-        "groups.",
+        "Attempts whose total reward reaches `rollout.success_threshold`, of all attempts that count, in kept and "
+        "dropped groups.",
         "rises",
     ),
     Metric("success/<dataset>", "share", "The same in one dataset; only with several environments.", "rises"),
@@ -52,7 +52,7 @@ ATTEMPTS = (
     Metric("reward/min", "reward", "Smallest total reward.", "within what the environment can pay", True),
     Metric("reward/max", "reward", "Largest total reward.", "within what the environment can pay", True),
     Metric("reward/<dataset>", "reward", "Mean total reward in one dataset; only with several environments.", "rises"),
-    Metric("trajectory/count", "attempts", "Attempts that count.", "groups x `rollout.attempts`", True),
+    Metric("trajectory/count", "attempts", "Attempts that count.", "groups x `rollout.group_size`", True),
     Metric("trajectory/failed", "attempts", "Attempts that do not count.", "0", True),
     Metric("trajectory/turns", "turns", "Mean number of turns per attempt.", "below `rollout.max_turns`", True),
     Metric(
@@ -173,7 +173,7 @@ AGREEMENT = (
     Metric("gap/max", "nats", "Largest such difference.", "1e-6 to 2e-5 in float32 with the slot engine"),
     Metric("gap/k3", "nats", "k3 estimate of the divergence between engine and learner.", "near 0"),
     Metric("sync/tokens", "tokens", "Tokens compared after a load; 0 where the engine had no time.", "above 0"),
-    Metric("sync/gap", "nats", "The gap on probes that were sampled after the load.", "below `sync.limit`"),
+    Metric("sync/gap", "nats", "The gap on probes that were sampled after the load.", "below `weight_check.limit`"),
     Metric(
         "sync/moved",
         "nats",

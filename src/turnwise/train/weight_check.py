@@ -133,8 +133,11 @@ class WeightCheck:
         if not gap_restored <= self.limit:
             return CheckResult(metrics, f"{self.differ(gap_restored)} after a load that changed every tensor back")
         if not moved >= NOTICEABLE * self.limit:
-            text = f"a load that changed every tensor moved logprobs by {moved:.1e}, with sync.limit = {self.limit:.1e}"
-            return CheckResult(metrics, f"{text}, so that nobody can tell whether a load arrives; lower sync.limit")
+            limit = f"weight_check.limit = {self.limit:.1e}"
+            text = f"a load that changed every tensor moved logprobs by {moved:.1e}, with {limit}"
+            return CheckResult(
+                metrics, f"{text}, so that nobody can tell whether a load arrives; lower weight_check.limit"
+            )
         return CheckResult(metrics)
 
     async def load_disturbed(self, version: int, probes: Sequence[Turn]) -> tuple[float, float, float]:
@@ -223,7 +226,7 @@ class WeightCheck:
 
     def differ(self, gap: float) -> str:
         return (
-            f"the engine's logprobs differ from the learner's by {gap:.1e} on average, more than sync.limit = "
+            f"the engine's logprobs differ from the learner's by {gap:.1e} on average, more than weight_check.limit = "
             f"{self.limit:.1e},"
         )
 

@@ -285,7 +285,7 @@ def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_a
     steps = archived_steps(tmp_path / "run" / "archive")
     groups = [record.group for step in steps for record in read_step(tmp_path / f"run/archive/step-{step:06d}.parquet")]
     assert len(groups) == 5 * recipe.groups_per_step
-    assert all(len(group.trajectories) == recipe.rollout.attempts and not group.failed for group in groups)
+    assert all(len(group.trajectories) == recipe.rollout.group_size and not group.failed for group in groups)
     assert router.slots[0].num_starts == 2
     assert router.slots[1].num_starts == 1
     assert router.slots[0].num_served > seen["after"] >= seen["served"] > 0

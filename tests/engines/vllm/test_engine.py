@@ -470,11 +470,11 @@ def recipe(engine, **more):
     [
         ({"name": "slots", "vllm": {"folder": "x"}}, "vllm.folder is ignored"),
         ({"vllm": {"server": "http://x", "memory": 0.3}}, "memory is a setting of the server"),
-        ({"vllm": {"server": "http://x"}, "cache": 9}, "cache is a setting of the server"),
+        ({"vllm": {"server": "http://x"}, "kv_cache": 9}, "kv_cache is a setting of the server"),
         ({"vllm": {"server": "http://x", "transfer": "ipc"}}, "ipc"),
         ({"vllm": {"transfer": "nccl"}}, "nccl"),
         ({"vllm": {"transfer": "ipc", "folder": "x"}}, "folder is ignored"),
-        ({"vllm": {"memory": 0.3}, "cache": 9}, "vllm.memory is ignored with cache = 9"),
+        ({"vllm": {"memory": 0.3}, "kv_cache": 9}, "vllm.memory is ignored with kv_cache = 9"),
         ({"vllm": {"url": "x"}}, "url"),
     ],
 )
@@ -490,7 +490,7 @@ def test_settings_of_gpus_are_refused_without_one(own):
 
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
-    engine = vllm_engine(recipe({"slots": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
+    engine = vllm_engine(recipe({"max_num_seqs": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
     assert (engine.free_slots, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
     assert engine.service.url == "http://x"
     assert set(engine.first_weights) == set(engine.tensors)

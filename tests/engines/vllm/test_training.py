@@ -8,7 +8,7 @@ from engines.vllm.serving import server
 from support.running import micro_recipe, resume, train, untimed
 from turnwise.learn.learner import save_policy
 
-VLLM = ("engine.name=vllm", "engine.cache=256", "rollout.turn_seconds=60")
+VLLM = ("engine.name=vllm", "engine.kv_cache=256", "rollout.turn_seconds=60")
 
 
 def gaps_of(folder):

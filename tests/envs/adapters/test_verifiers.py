@@ -520,7 +520,7 @@ def test_a_process_that_does_not_let_go_is_ended(faked, monkeypatch):
 
 def test_it_plays_itself_and_takes_no_other_agent(faked):
     entry = {"name": LAB, "settings": {"python": faked()}}
-    recipe = parse_recipe({"env": [{**entry, "agents_at_once": 3}], "endpoint": {"port": 0}}, "here")
+    recipe = parse_recipe({"env": [{**entry, "max_concurrent_agents": 3}], "endpoint": {"port": 0}}, "here")
     plays = environments_of(recipe, Endpoint()).plays
     assert list(plays) == ["lab"]
     assert isinstance(plays["lab"].agent, partial)

@@ -106,7 +106,7 @@ def test_a_run_with_an_agent_goes_on_while_it_learns(tmp_path):
     [
         (["env.0.agent=nowhere_at_all:agent"], "PYTHONPATH"),
         (["env.0.agent=no-such-command"], "no such command"),
-        (["env.0.agents_at_once=3"], "agents_at_once is ignored without an agent"),
+        (["env.0.max_concurrent_agents=3"], "max_concurrent_agents is ignored without an agent"),
         (["endpoint.port=8000"], "endpoint.port is ignored without an env.agent"),
         (["env.0.agent=serve.agents.test_agent_run:look_up", "env.0.actors=2"], "remove actors"),
     ],
@@ -148,7 +148,14 @@ def test_the_agent_of_the_docs_trains(tmp_path, monkeypatch):
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    small = ["steps=1", "groups_per_step=2", "rollout.attempts=2", "model.hidden=32", "model.layers=1", "sft.updates=1"]
+    small = [
+        "steps=1",
+        "groups_per_step=2",
+        "rollout.group_size=2",
+        "model.hidden=32",
+        "model.layers=1",
+        "sft.updates=1",
+    ]
     small += ["sft.batch=2", "evaluation.final_tasks=2", "env.0.tasks.count=6", "model.threads=1"]
     assert main(["train", "guessing.toml", *small]) == 0
     [line] = [line for line in read_metrics(tmp_path / "runs" / "guessing-0" / "metrics.jsonl") if line["step"] == 1]

@@ -50,7 +50,9 @@ class SlotModel:
         """`cache` in MiB, 0 for as much as `cache_tokens` says; `keep_cache` reuses prefixes that older weights
         computed."""
         if pass_tokens <= slots:
-            raise ValueError(f"engine.pass_tokens = {pass_tokens} must be more than engine.slots = {slots}")
+            raise ValueError(
+                f"engine.max_num_batched_tokens = {pass_tokens} must be more than engine.max_num_seqs = {slots}"
+            )
         self.model = model
         self.context = context
         self.vocabulary = vocabulary_of(model)
@@ -230,7 +232,7 @@ def cache_tokens(cache: int, context: int, token_bytes: int) -> int:
     if tokens < 2 * context:
         least = -(-2 * context * token_bytes // MIB)
         raise ValueError(
-            f"engine.cache = {cache} MiB cannot hold a prompt and a row of {context} tokens each; set it to {least} or "
-            f"more, or 0"
+            f"engine.kv_cache = {cache} MiB cannot hold a prompt and a row of {context} tokens each; set it to "
+            f"{least} or more, or 0"
         )
     return tokens

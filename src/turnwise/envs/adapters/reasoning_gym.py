@@ -1,7 +1,7 @@
 """reasoning-gym: questions from generators, one answer each, scored by the generator that asked.
 
-Some generators pay a little for answers that are wrong. An attempt has succeeded where rollout.success_at, which is
-1.0, says so, and the mark `correct` says the same.
+Some generators pay a little for answers that are wrong. An attempt has succeeded where rollout.success_threshold,
+which is 1.0, says so, and the mark `correct` says the same.
 """
 
 from __future__ import annotations
