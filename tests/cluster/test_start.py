@@ -95,7 +95,7 @@ def test_ctrl_c_while_ranks_start_does_not_reach_them(tmp_path):
         time.sleep(0.1)
         children |= descendants(process.pid)
     code, _, errors = ended(process)
-    assert code == 1
+    assert code in (1, -signal.SIGINT)  # the last signals may come while the interpreter ends
     assert f"was told {64 << 20} bytes" in errors
     wait_until(lambda: not alive(children))
 
