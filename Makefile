@@ -1,6 +1,6 @@
 # make train      train the quickstart; ARGS="max_lag=2 seed=1 out=runs/x" are passed on
 # make test       the tests, in under ten minutes
-# make quick      the tests of the pure packages, in half a minute
+# make quick      the tests of the pure packages, in about a minute
 # make test-all   the slow ones too, then once more with busy loops beside
 # make test-load  make test beside ten busy loops a core
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md

@@ -19,7 +19,6 @@ from turnwise.train.weight_check import WeightCheck
 from turnwise.weights.publisher import PREFIX
 
 MOMENTS = {
-    "learner is made": (assembly, "learner_for"),
     "engines open": (assembly, "opened"),
     "weights are checked": (WeightCheck, "begin"),
     "first evaluation": (Evaluator, "evaluate"),
@@ -100,13 +99,6 @@ def broken(monkeypatch, moment, how, calls):
             await asyncio.sleep(0)
         return result
 
-    def at_once(*arguments, **named):
-        result = whole(*arguments, **named)
-        if len(calls) == 0 and name == "learner_for":
-            result.close()  # whoever fails while making something closes it
-            go_wrong()
-        return result
-
     class Opened:
         def __init__(self, engine):
             self.context = whole(engine)
@@ -125,7 +117,7 @@ def broken(monkeypatch, moment, how, calls):
         async def __aexit__(self, *error):
             return await self.context.__aexit__(*error)
 
-    replacement = Opened if name == "opened" else later if asyncio.iscoroutinefunction(whole) else at_once
+    replacement = Opened if name == "opened" else later
     monkeypatch.setattr(where, name, replacement)
 
 
@@ -145,7 +137,7 @@ def check(tmp_path, monkeypatch, moment, how, settings):
     return before, calls[0]
 
 
-@pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "learner is made"])
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("how", ["error", "Ctrl-C"])
 def test_an_engine_process_and_its_shared_memory_are_gone(tmp_path, monkeypatch, moment, how):
     before, then = check(tmp_path, monkeypatch, moment, how, ["max_lag=1", "engine.processes=1"])
