@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from random import Random
 from typing import Any
@@ -12,6 +14,20 @@ from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
 from turnwise.messages import Message
 from turnwise.types import Task
+
+THREAD_NAMES = "FAULTY_THREAD_NAMES"
+"""Where this variable names a file, the process writes the names of its threads there on SIGUSR1."""
+
+
+def write_thread_names(*_: object) -> None:
+    path = os.environ[THREAD_NAMES]
+    with open(f"{path}.part", "w") as file:
+        file.write("\n".join(thread.name for thread in threading.enumerate()))
+    os.replace(f"{path}.part", path)
+
+
+if THREAD_NAMES in os.environ and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGUSR1, write_thread_names)
 
 
 class Faulty(Hops):

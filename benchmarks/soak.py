@@ -4,7 +4,7 @@
 
 5 % of all steps of environments raise, and an engine process is killed by kill -9 every few minutes. Memory,
 descriptors and threads of the run's own process, its children, and all of /dev/shm are read every few seconds. Prints
-the slope of each after a quarter of the time, by least squares.
+the slope of each after a quarter of the time, by least squares, and the names of the threads that came and went.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from fault_cells import FAULTY
+from faulty import THREAD_NAMES
 from trial import Trial, children, command_of, kill, wait_for
 
 SETTINGS = (
@@ -48,6 +49,16 @@ def look(pid: int) -> dict[str, float]:
         "shared": shared_megabytes(),
         "children": float(len(children(pid))),
     }
+
+
+def thread_names(pid: int, answer: Path) -> list[str]:
+    """The names of a run's Python threads, as its environment writes them on SIGUSR1, sorted."""
+    answer.unlink(missing_ok=True)
+    os.kill(pid, signal.SIGUSR1)
+    with suppress(RuntimeError):  # its main thread may be busy, or the run be over
+        wait_for(answer.exists, patience=5.0)
+        return sorted(answer.read_text().split("\n"))
+    return []
 
 
 def shared_megabytes(folder: Path = Path("/dev/shm")) -> float:
@@ -98,9 +109,11 @@ def main() -> int:
     chosen = parser.parse_args()
     minutes, every = (2.0, 0.5) if chosen.quick else (chosen.minutes, chosen.kill_every)
     trial = Trial(Path(tempfile.mkdtemp(prefix="turnwise-soak-")) / "soak", *SETTINGS)
+    os.environ[THREAD_NAMES] = str(trial.folder / "threads")
     process = trial.start()
     wait_for(lambda: len(trial.metrics) >= 2, process)
     began, seen, kills = time.monotonic(), [], []
+    threads: list[tuple[float, list[str]]] = []
     while (minute := (time.monotonic() - began) / 60) < minutes:
         if process.poll() is not None:
             print(f"the run ended after {minute:.1f} minutes with {process.returncode}:\n{trial.said[-2000:]}")
@@ -110,6 +123,8 @@ def main() -> int:
             kill(engines[len(kills) % len(engines)])
             kills.append(minute)
         seen.append({"minute": minute, **look(process.pid)})
+        if (names := thread_names(process.pid, trial.folder / "threads")) != (threads[-1][1] if threads else []):
+            threads.append((minute, names))
         time.sleep(min(5.0, minutes))
     process.send_signal(signal.SIGTERM)
     code = process.wait(600)
@@ -124,10 +139,12 @@ def main() -> int:
     for name, unit in (("memory", " MB"), ("descriptors", ""), ("threads", ""), ("shared", " MB"), ("children", "")):
         values = (seen[0][name], late[0][name], seen[-1][name])
         print(f"| {name} | {' | '.join(f'{value:.0f}{unit}' for value in values)} | {slopes[name]:+.3f}{unit} |")
+    for minute, names in threads:
+        print(f"threads from minute {minute:.1f} on: {', '.join(names)}")
     if chosen.svg:
         draw(chosen.svg, seen, kills)
     if chosen.json:
-        chosen.json.write_text(json.dumps({"seen": seen, "kills": kills, "slopes": slopes}))
+        chosen.json.write_text(json.dumps({"seen": seen, "kills": kills, "slopes": slopes, "threads": threads}))
     return 0 if code == 130 else 1
 
 

@@ -135,13 +135,15 @@ class Trial:
         return lost, twice
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes] | None = None) -> float:
+def wait_for(
+    condition: Callable[[], Any], process: subprocess.Popen[bytes] | None = None, patience: float = PATIENCE
+) -> float:
     """Seconds until a condition holds. Raises where it does not come to hold, or the process ends first."""
     began = time.monotonic()
     while not condition():
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"the run ended by itself with {process.returncode}")
-        if time.monotonic() - began > PATIENCE:
+        if time.monotonic() - began > patience:
             raise RuntimeError("it did not come to that")
         time.sleep(0.01)
     return time.monotonic() - began

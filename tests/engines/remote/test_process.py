@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -86,6 +87,26 @@ def test_weights_are_loaded_and_a_killed_process_is_a_failure_that_names_it(tmp_
     assert str(failed[0]) == f"replica 3 is gone: process {pid} of it ended with code -9"
     assert not is_alive(pid)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_processes_leave_no_thread_behind(tmp_path):
+    model = tiny_model(tied=True)
+
+    async def scene():
+        engines = [start_process(model, tmp_path / str(number)) for number in range(3)]
+        await asyncio.gather(*(engine.open() for engine in engines))
+        before = threading.enumerate()
+        for engine in engines:
+            os.kill(engine.process.pid, signal.SIGKILL)
+        await until(lambda: all(engine.failure for engine in engines))
+        await asyncio.gather(*(engine.close() for engine in engines))
+        for engine in engines:
+            engine.publisher.close()
+        return before, threading.enumerate(), [engine.process.pid for engine in engines]
+
+    before, after, pids = run(scene())
+    assert after == before
+    assert not any(is_alive(pid) for pid in pids)
 
 
 def fail_to_make(model, version):

@@ -7,6 +7,7 @@ holds open itself.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,6 +23,8 @@ from typing import Any
 START = "from turnwise.engines.remote.child import main; main()"
 SIZE = 8
 """Bytes that say how long a message is."""
+POLL = 0.01
+"""Seconds between two looks at whether a process has ended."""
 
 
 class Child:
@@ -79,6 +83,15 @@ class Child:
         life, self.life = self.life, -1
         if life >= 0:
             os.close(life)
+
+    async def ended(self, seconds: float) -> None:
+        """`end` in an event loop, without a thread: one of the loop's pool stays for good once it has started."""
+        deadline = time.monotonic() + seconds
+        try:
+            while self.code is None and time.monotonic() < deadline:
+                await asyncio.sleep(POLL)
+        finally:
+            self.end(0.0)
 
     def kill(self) -> None:
         self.process.kill()

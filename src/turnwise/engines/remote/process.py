@@ -104,11 +104,7 @@ class ProcessEngine:
         if self.wire is not None:
             self.wire.close()
         self.line.close()
-        await asyncio.to_thread(self.wait)
-
-    def wait(self) -> None:
-        """Wait for the process to end; one that does not is killed."""
-        self.process.end(GRACE)
+        await self.process.ended(GRACE)
 
     # ------------------------------------------------------------ calls
 
@@ -150,7 +146,7 @@ class ProcessEngine:
                     else:
                         call.set_exception(error(answer))
         except EOFError:
-            await asyncio.to_thread(self.wait)
+            await self.process.ended(GRACE)
             self.fail(f"process {self.process.pid} of it ended with code {self.process.code}{reason}")
 
     def fail(self, reason: str) -> None:
