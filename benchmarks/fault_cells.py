@@ -182,7 +182,7 @@ def files_limited(trial: Trial) -> Seen:
     limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, limits[1]))
     seconds, code = ended(process)
-    assert code not in (0, 130), f"exit code {code}"
+    assert code == 3, f"exit code {code}"
     return Seen(f"{seconds:.1f} s", f"exit {code}, resumed")
 
 

@@ -133,6 +133,18 @@ def test_a_limit_on_the_size_of_files_is_named(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_disk_that_holds_the_output_too_still_gives_its_exit_code(whole: tuple[Path, int], tmp_path: Path) -> None:
+    """What is printed goes to a file that may not grow either."""
+    arguments = ["train", str(whole[0].parent / "micro.toml"), f"out={tmp_path / 'run'}", *SMALL]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))"
+    work = f"{limit}; from turnwise.cli.commands import program; program()"
+    (tmp_path / "log").write_bytes(bytes(100))
+    with open(tmp_path / "log", "ab") as log:
+        code = subprocess.run([sys.executable, "-c", work, *arguments], stdout=log, stderr=log, timeout=300).returncode
+    assert code == EXIT_CODE
+    assert (tmp_path / "log").read_bytes() == bytes(100)
+
+
 @pytest.mark.parametrize("mistake", [ValueError, RuntimeError, OSError])
 def test_a_start_that_fails_does_not_block_the_next(
     whole: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: type[Exception]

@@ -93,7 +93,7 @@ def run_and_report(
                 raise
             screen.end()
             words = f"turnwise: {disk.in_words(error)}; the run is as its last checkpoint left it: make room"
-            print(f"{words} and go on with: turnwise train --resume {folder}", file=sys.stderr)
+            complain(f"{words} and go on with: turnwise train --resume {folder}")
             return disk.EXIT_CODE
         except (asyncio.CancelledError, Stopped):
             summary = None
@@ -352,11 +352,17 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if not disk.is_failure(error):
             raise
-        print(f"turnwise: {disk.in_words(error)}; make room there or choose another place", file=sys.stderr)
+        complain(f"turnwise: {disk.in_words(error)}; make room there or choose another place")
         return disk.EXIT_CODE
     except KeyboardInterrupt:  # before a command has begun to listen, or one that has nothing to stop
         print("stopped", file=sys.stderr)
         return 130
+
+
+def complain(text: str) -> None:
+    """Say something on standard error, which may itself be a file on a disk that fails."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def program() -> Never:
@@ -365,6 +371,11 @@ def program() -> Never:
     try:
         code = main()
     finally:
+        for name in ("stdout", "stderr"):
+            try:
+                getattr(sys, name).flush()
+            except OSError:  # the interpreter would try again at its end, and change the exit code
+                setattr(sys, name, None)
         if "asyncio" in sys.modules:  # otherwise nothing has run
             from turnwise.schedule.ending import end_within
 
