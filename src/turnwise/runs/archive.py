@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import groupby, islice
 from pathlib import Path
@@ -41,6 +42,8 @@ SEAL_KEY = "turnwise.seal"
 NAME = re.compile(r"step-(\d{6,})\.parquet")
 NO_ATTEMPT = Trajectory((), Status.failed)
 """Fills the row of a group without attempts."""
+ROW_GROUP_TOKENS = 1 << 18
+"""Tokens after which a file gets a new part: what reading one attempt has to decode."""
 TIMES = tuple(field.name for field in fields(TurnTiming))
 
 
@@ -98,15 +101,30 @@ def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "credit", "weights")},
         write_statistics=False,
     ) as writer:
-        writer.write_table(table)
+        for start, end in row_groups(records):
+            writer.write_table(table.slice(start, end - start))
         writer.add_key_value_metadata({SEAL_KEY: BLANK})
     write_atomically(path, memoryview(sealed(memoryview(sink.getvalue()))))
+
+
+def row_groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
+    """(first row, row after the last) of each part of a file that can be read by itself: whole groups, until they have
+    some number of tokens."""
+    start = end = tokens = 0
+    for record in records:
+        attempts = (*record.group.trajectories, *record.group.failed)
+        end += len(attempts) or 1
+        tokens += sum(len(turn.prompt) + len(turn.action) for one in attempts for turn in one.turns[-1:])
+        if tokens >= ROW_GROUP_TOKENS:
+            yield start, end
+            start, tokens = end, 0
+    if end > start or not end:
+        yield start, end
 
 
 def read_step(path: Path) -> list[Record]:
     """The records of a step, as they were given to `write_step`; Damaged where the file is not as it was written."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         data = path.read_bytes()
@@ -114,18 +132,62 @@ def read_step(path: Path) -> list[Record]:
         raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
     if is_intact(data) is False:
         raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
+    with damage_named(path):
+        return from_table(open_archive(path, pa.BufferReader(data)).read())
+
+
+def read_group(path: Path, group: int) -> Record:
+    """One record of a step, by its place. It reads no more of the file than it needs, and so checks no checksum."""
+    with damage_named(path):
+        file = open_archive(path, path)
+        numbers = file.read(columns=["group"])["group"].to_numpy()
+        rows = np.flatnonzero(numbers == group)
+        if not len(rows):
+            raise ValueError(f"{path} has no group {group}; it has {numbers.max(initial=-1) + 1}")
+        ends = np.cumsum([file.metadata.row_group(part).num_rows for part in range(file.num_row_groups)])
+        [part] = set(np.searchsorted(ends, rows, side="right").tolist())
+        table = file.read_row_group(part)
+        [record] = from_table(table.filter(np.asarray(table["group"]) == group))
+        return record
+
+
+def read_columns(path: Path, names: Sequence[str]) -> Any:
+    """The Arrow table of some columns of a step, one row per attempt. Checks no checksum.
+
+    Example:
+        read_columns(path, ["task", "outcome", "turns.list.element.reward"])
+    """
+    with damage_named(path):
+        return open_archive(path, path).read(columns=list(names), use_threads=False)
+
+
+def open_archive(path: Path, source: Any) -> Any:
+    """The Parquet file of a step; ValueError where another version of turnwise wrote it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-    except (pa.ArrowException, OSError):
+        file = pq.ParquetFile(source)
+    except pa.ArrowException:
         raise Damaged(f"{path} is not a Parquet file; remove it or restore it from a copy") from None
     found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode()
     if found != FORMAT.decode():
         raise ValueError(
             f"{path} has archive format {found}, not {FORMAT.decode()}; read it with the turnwise that wrote it"
         )
+    return file
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Say in one line what is wrong with a file whose checksum was not there to say it."""
+    import pyarrow as pa
+
     try:
-        return from_table(file.read())
-    except (pa.ArrowException, OSError) as error:  # of a file without a seal
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there any more") from None
+    except (pa.ArrowException, OSError) as error:
         raise Damaged(f"{path} is damaged: {str(error).splitlines()[0]}; restore it from a copy") from None
 
 

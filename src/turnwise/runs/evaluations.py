@@ -26,7 +26,7 @@ def write_evaluation(
 ) -> Path:
     """The Parquet file of an evaluation, whole, with its lines of JSON beside it; `kind` is how it was sampled."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{version:06d}-{kind}.parquet"
+    path = evaluation_path(folder, version, kind)
     lines = (
         {"version": version, "kind": kind, **line} for group in groups for line in lines_of(group, success_at, decode)
     )
@@ -34,6 +34,10 @@ def write_evaluation(
     write_atomically(path.with_suffix(".jsonl"), text.encode("utf-8", "backslashreplace"))
     write_records(path, version, [Record(group, False) for group in groups])
     return path
+
+
+def evaluation_path(folder: Path, version: int, kind: str) -> Path:
+    return folder / f"step-{version:06d}-{kind}.parquet"
 
 
 def lines_of(group: Group, success_at: float, decode: Decode) -> Iterator[dict[str, Any]]:
