@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar
 from turnwise import disk
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.show import show_command
 from turnwise.cli.terminal import open_screen
 from turnwise.runs.screen import Screen
 
@@ -324,6 +325,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sft": sft_command,
     "eval": eval_command,
     "breaks": breaks_command,
+    "show": show_command,
     "verify": verify_command,
     "cost": cost_command,
     "play": play_command,
@@ -349,6 +351,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"turnwise: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads the output has read enough, as head does
+        return 0
     except OSError as error:
         if not disk.is_failure(error):
             raise

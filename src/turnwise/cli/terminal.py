@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.runs.screen import Screen
+
+if TYPE_CHECKING:
+    from turnwise.runs.transcript import Line
 
 
 def headline(metrics: Mapping[str, float]) -> str:
@@ -80,6 +83,17 @@ class RichScreen:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def print_line(line: Line) -> None:
+    """Print styled text: in colour on a terminal, plain into a pipe."""
+    if not sys.stdout.isatty():
+        print("".join(span.text for span in line))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text.assemble(*((span.text, span.style) for span in line)), soft_wrap=True)
 
 
 def open_screen() -> Screen:
