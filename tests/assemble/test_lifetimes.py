@@ -9,23 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.running import SilentScreen, micro_recipe
-from turnwise.assemble import run as assembly
-from turnwise.assemble.run import training
-from turnwise.evaluate.evaluator import Evaluator
+from support.interrupting import MOMENTS, SMALL, Injected, break_at, go
+from support.running import micro_recipe
 from turnwise.serve.endpoint import Endpoint
-from turnwise.train.run import Run
-from turnwise.train.weight_check import WeightCheck
 from turnwise.weights.publisher import PREFIX
 
-MOMENTS = {
-    "engines open": (assembly, "opened"),
-    "weights are checked": (WeightCheck, "begin"),
-    "first evaluation": (Evaluator, "evaluate"),
-    "training": (Run, "after"),
-    "closing": (Evaluator, "stop"),
-}
-"""What is called at each of them."""
 DRIVEN = [
     "env.0.name=serve.agents.test_agent_run:Links",
     "env.0.dataset=links",
@@ -35,11 +23,6 @@ DRIVEN = [
     "rollout.max_trajectory_tokens=660",
     "rollout.max_action_tokens=20",
 ]
-SMALL = ["sft.updates=0", "steps=1", "groups_per_step=1", "rollout.group_size=2", "evaluation.final_tasks=1"]
-
-
-class Injected(Exception):
-    """The error of this test."""
 
 
 def children():
@@ -81,55 +64,9 @@ def held():
     return children(), ports(), shared_memory()
 
 
-def broken(monkeypatch, moment, how, calls):
-    """Have the call of a moment fail, or be interrupted, once it has done its work."""
-    where, name = MOMENTS[moment]
-    whole = getattr(where, name)
-
-    def go_wrong():
-        calls.append(held())
-        if how == "error":
-            raise Injected
-        asyncio.current_task().cancel()
-
-    async def later(*arguments, **named):
-        result = await whole(*arguments, **named)
-        if len(calls) == 0:
-            go_wrong()
-            await asyncio.sleep(0)
-        return result
-
-    class Opened:
-        def __init__(self, engine):
-            self.context = whole(engine)
-
-        async def __aenter__(self):
-            engine = await self.context.__aenter__()
-            try:
-                if len(calls) == 0:
-                    go_wrong()
-                    await asyncio.sleep(0)
-            except BaseException as error:
-                await self.context.__aexit__(type(error), error, error.__traceback__)
-                raise
-            return engine
-
-        async def __aexit__(self, *error):
-            return await self.context.__aexit__(*error)
-
-    replacement = Opened if name == "opened" else later
-    monkeypatch.setattr(where, name, replacement)
-
-
-async def go(recipe):
-    stop = asyncio.Event()
-    async with training(recipe, SilentScreen(), stop) as run:
-        return await run.to_end(stop)
-
-
 def check(tmp_path, monkeypatch, moment, how, settings):
     before, calls = held(), []
-    broken(monkeypatch, moment, how, calls)
+    break_at(monkeypatch, moment, how, held, calls)
     with pytest.raises(Injected if how == "error" else asyncio.CancelledError):
         asyncio.run(go(micro_recipe(tmp_path, *SMALL, *settings)))
     assert held() == before

@@ -12,6 +12,7 @@ import pytest
 from support import acting
 from support.acting import until
 from support.assembling import environments_for, warm_model
+from support.interrupting import SMALL, Injected, break_at, go
 from support.making import distance, gradients
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run
@@ -121,6 +122,23 @@ def test_five_updates_begin_with_the_gradient_of_one_process(cluster, tmp_path):
     assert len(of_ranks) == 1
     assert len(of_replicas) == 1
     assert of_ranks.isdisjoint(of_replicas)
+
+
+def placements():
+    """Placement groups that hold something of the cluster."""
+    return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+@pytest.mark.parametrize("moment", ["engines open", "training", "closing"])
+@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+def test_an_error_or_an_interruption_gives_the_placements_back(cluster, tmp_path, monkeypatch, moment, how):
+    before, free, calls = placements(), ray.cluster_resources()["CPU"], []
+    break_at(monkeypatch, moment, how, placements, calls)
+    with pytest.raises(Injected if how == "error" else asyncio.CancelledError):
+        asyncio.run(go(micro_recipe(tmp_path, *SMALL, *SPREAD)))
+    assert calls[0] > before
+    assert placements() == before
+    asyncio.run(until(lambda: ray.available_resources().get("CPU") == free, seconds=60.0))
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
