@@ -81,7 +81,7 @@ def main() -> int:
     finally:
         if not chosen.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    print("| injected | when | noticed | outcome | lost | trained twice | as undisturbed | |")
+    print("| injected | when | noticed | outcome | lost | trained twice | as undisturbed | holds |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         mark = f"**wrong: {row['wrong']}**" if row["wrong"] else "ok"
