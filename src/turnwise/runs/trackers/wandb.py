@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from turnwise.runs.trackers.attempts import COLUMNS, AttemptRow, cells
 from turnwise.runs.trackers.library import CannotOpen, TrackedRun
 
-OPEN_SECONDS, FINISH_SECONDS = 30, 60
+OPEN_SECONDS, FINISH_SECONDS = 30, 20
 OFFLINE = ("offline", "disabled", "dryrun")
 
 
