@@ -5,6 +5,7 @@
 # make test-load  make test beside ten busy loops a core
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md
 # make test-verifiers  environments of verifiers, in an environment of its own: docs/guides/envs/verifiers.md
+# make test-trackio  the tracker trackio, in an environment of its own: docs/guides/trackers.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
@@ -17,6 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 VERIFIERS_VENV ?= .venv-verifiers
+TRACKIO_VENV ?= .venv-trackio
 TORCH_INDEX ?=
 ARGS ?=
 RECIPE ?= recipes/quickstart.toml
@@ -27,7 +29,7 @@ QUICK := $(addprefix tests/,credit plan recipe runs schedule/test_stream.py sche
 	test_types.py test_tokens.py test_seeds.py test_atomic.py test_import_order.py)
 LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test quick test-all test-load test-vllm test-verifiers check lock bench format clean
+.PHONY: train test quick test-all test-load test-vllm test-verifiers test-trackio check lock bench format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -78,6 +80,15 @@ $(VERIFIERS_VENV)/.done: locks/verifiers.txt
 test-verifiers: $(VENV)/.dev $(VERIFIERS_VENV)/.done
 	VERIFIERS_PYTHON=$(VERIFIERS_VENV)/bin/python $(BIN)/python -m pytest tests/envs/adapters/test_verifiers.py $(ARGS)
 
+$(TRACKIO_VENV)/.done: locks/trackio.txt
+	@echo "installing trackio into $(TRACKIO_VENV) (once; a minute)"
+	@test -x $(TRACKIO_VENV)/bin/python || $(PYTHON) -m venv $(TRACKIO_VENV)
+	@$(TRACKIO_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(LOCKED) locks/trackio.txt
+	@touch $@
+
+test-trackio: $(TRACKIO_VENV)/.done
+	PYTHONPATH=src $(TRACKIO_VENV)/bin/python -m pytest tests/runs/trackers/test_trackio.py $(ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,4 +106,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) .venv-lock build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(TRACKIO_VENV) .venv-lock build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,7 @@ from turnwise.learn.policy import load_tokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs.checkpoint import check_model_folder
+from turnwise.runs.trackers.names import check_installed as check_trackers
 from turnwise.serve.endpoint import check_installed
 
 
@@ -43,6 +44,7 @@ def check_packages(recipe: Recipe) -> None:
     """Refuse what needs packages that are not installed."""
     if any(agent_of(entry) is not None for entry in recipe.env):
         check_installed()
+    check_trackers(recipe.runs.trackers)
     if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
         raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
     if recipe.lora.rank and importlib.util.find_spec("peft") is None:

@@ -36,7 +36,8 @@ from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.screen import Screen
-from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
+from turnwise.runs.tracker import JsonLines, Several, Tracker
+from turnwise.runs.trackers.names import open_trackers
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw
@@ -130,13 +131,13 @@ async def started(
     state = State()
     with open_environments(recipe) as environments:
         check_tasks(recipe, environments)
-        model, tokenizer = await starting_model(recipe, environments, screen, state.seconds, stop)
-        if keeps_start(recipe):
-            with atomic_folder(folder.reference) as aside:
-                save_policy(model, tokenizer, aside)
-                write_checksums(aside)
-        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations, workers=workers) as parts:
-            with closing(open_tracker(recipe, folder)) as tracker:
+        with closing(open_tracker(recipe, folder, say=screen.say)) as tracker:
+            model, tokenizer = await starting_model(recipe, environments, screen, state.seconds, stop)
+            if keeps_start(recipe):
+                with atomic_folder(folder.reference) as aside:
+                    save_policy(model, tokenizer, aside)
+                    write_checksums(aside)
+            async with run_parts(recipe, environments, model, tokenizer, folder.evaluations, workers=workers) as parts:
                 yield Run(recipe, folder, parts, state, screen, tracker)
 
 
@@ -146,21 +147,23 @@ async def restored(
 ) -> AsyncIterator[Run]:
     """A run as its checkpoint left it."""
     set_threads(recipe)
-    with open_environments(recipe) as environments:
+    with (
+        open_environments(recipe) as environments,
+        closing(open_tracker(recipe, folder, checkpoint.step, screen.say)) as tracker,
+    ):
         path = folder.reference if recipe.lora.rank else checkpoint.path
         model, tokenizer = await model_and_tokenizer(recipe, environments, path)
         beginning = partial(load_model, folder.reference)
         async with run_parts(
             recipe, environments, model, tokenizer, folder.evaluations, checkpoint, beginning, workers
         ) as parts:
-            with closing(open_tracker(recipe, folder)) as tracker:
-                run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen, tracker)
-                run.last_checkpoint = checkpoint.step
-                [step] = archive.archived_steps(checkpoint.path / WAITING)
-                records = archive.read_step(checkpoint.path / WAITING / f"step-{step:06d}.parquet")
-                run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
-                screen.say(f"resuming {folder.path} after step {checkpoint.step}")
-                yield run
+            run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen, tracker)
+            run.last_checkpoint = checkpoint.step
+            [step] = archive.archived_steps(checkpoint.path / WAITING)
+            records = archive.read_step(checkpoint.path / WAITING / f"step-{step:06d}.parquet")
+            run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
+            screen.say(f"resuming {folder.path} after step {checkpoint.step}")
+            yield run
 
 
 def keeps_start(recipe: Recipe) -> bool:
@@ -175,13 +178,15 @@ def open_environments(recipe: Recipe) -> Iterator[Environments]:
         yield environments
 
 
-def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
-    trackers: list[Tracker] = [JsonLines(folder.metrics)]
-    if "tensorboard" in recipe.runs.trackers:
-        trackers.append(TensorBoard(folder.path / "tensorboard"))
-    if "wandb" in recipe.runs.trackers:
-        trackers.append(WeightsAndBiases(recipe.runs.project, folder.path.name, folder.path))
-    return Several(trackers)
+def open_tracker(
+    recipe: Recipe, folder: RunFolder, after: int = -1, say: Callable[[str], None] = lambda text: None
+) -> Tracker:
+    """metrics.jsonl and the trackers of the recipe, which a resume has go on after a step."""
+    own, tree = JsonLines(folder.metrics), recipe.model_dump(mode="json")
+    others = open_trackers(recipe.runs.trackers, tree, recipe.runs.project, folder, after)
+    for other in others:
+        say(f"{other.name}: {other.where}")
+    return Several([own, *others])
 
 
 # ---------------------------------------------------------------- their parts

@@ -20,7 +20,7 @@ class RunsConfig(Section):
     """How many of the newest steps' trajectories stay in the archive."""
     evaluations: int = Field(20, ge=1)
     """How many of the newest evaluations' trajectories stay, beside those of the best."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where metrics go beside metrics.jsonl."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Where metrics, tables of attempts and the curve go beside the run folder; see docs/guides/trackers.md."""
     project: str = "turnwise"
-    """Project name for wandb."""
+    """Project of wandb and trackio, experiment of mlflow."""

@@ -71,7 +71,7 @@ class RunFolder:
         happened, in words, stays."""
         for path in (self.config, self.path / CHECKSUMS, self.stamp, self.metrics):
             path.unlink(missing_ok=True)
-        for path in (self.archive, self.evaluations, self.checkpoints, self.reference):
+        for path in (self.archive, self.evaluations, self.checkpoints, self.reference, self.trackers):
             shutil.rmtree(path, ignore_errors=True)
         clear_leftovers(self.path)
         if {path.name for path in self.path.iterdir()} <= {LOCK}:
@@ -148,6 +148,11 @@ class RunFolder:
     def reference(self) -> Path:
         """The model that training started from, where the recipe holds the policy near it."""
         return self.path / "reference"
+
+    @property
+    def trackers(self) -> Path:
+        """Folder of what trackers keep here, and of the ids of the run in each, see `trackers`."""
+        return self.path / "trackers"
 
     @property
     def set_back(self) -> Path:

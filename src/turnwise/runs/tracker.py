@@ -1,4 +1,4 @@
-"""Trackers: where the metrics of each step go."""
+"""Trackers: where the metrics of each step go. `trackers` has those of other libraries."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.atomic import append_durably, write_atomically
 from turnwise.runs.checksums import Damaged
+from turnwise.runs.trackers.attempts import AttemptRow
 
 NONFINITE = "nonfinite"
 
 
 class Tracker(Protocol):
-    """Something that takes the metrics of each step."""
+    """Something that takes what a run reports."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+        """Take a few attempts of a step as a table."""
+        ...
+
+    def log_curve(self, step: int, path: Path) -> None:
+        """Take the picture of the run, once at its end."""
+        ...
 
     def close(self) -> None: ...
 
@@ -48,38 +56,14 @@ class JsonLines:
             line[NONFINITE] = nonfinite
         append_durably(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
 
+    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+        pass  # the archive has all of them
+
+    def log_curve(self, step: int, path: Path) -> None:
+        pass  # it is in the folder of the run
+
     def close(self) -> None:
         pass
-
-
-class TensorBoard:
-    """A tracker that writes TensorBoard event files into `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._writer = _optional("tensorboardX").SummaryWriter(logdir=str(folder))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, float(value), step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A tracker that sends metrics to Weights & Biases; its local files go into `folder`."""
-
-    def __init__(self, project: str, name: str, folder: Path) -> None:
-        wandb = _optional("wandb")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(project=project, name=name, dir=str(folder))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class Several:
@@ -91,6 +75,14 @@ class Several:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
             tracker.log(step, metrics)
+
+    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+        for tracker in self._trackers:
+            tracker.log_attempts(step, rows)
+
+    def log_curve(self, step: int, path: Path) -> None:
+        for tracker in self._trackers:
+            tracker.log_curve(step, path)
 
     def close(self) -> None:
         with ExitStack() as stack:
@@ -156,13 +148,3 @@ def _whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             raise ValueError(f"line {number} of {path} has no step; repair or remove that line")
         lines.append((text, line))
     return lines
-
-
-def _optional(module: str) -> Any:
-    """A module that comes with the trackers extra."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise ValueError(f'this tracker needs {module}; install it with: pip install "turnwise[trackers]"') from None

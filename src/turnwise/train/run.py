@@ -23,6 +23,7 @@ from turnwise.runs.curve import draw_curve
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
+from turnwise.runs.trackers.attempts import rows_of
 from turnwise.schedule.stopping import LearnerLost, RunStopped
 from turnwise.train.loop import LoopParts, Progress, Waiting, train
 from turnwise.train.state import State
@@ -123,6 +124,10 @@ class Run:
         self.parts.environments.failures.sum_up(f"step {step}")
         with self.timed("record"):
             self.tracker.log(step, metrics)
+            if self.recipe.runs.trackers and (step == 1 or last or step % self.recipe.runs.checkpoint_every == 0):
+                self.tracker.log_attempts(
+                    step, rows_of([record.group for record in records], self.parts.tokenizer.decode)
+                )
             archive.write_step(self.folder.archive, step, records)
             archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
             evaluations.prune(self.folder.evaluations, self.recipe.runs.evaluations, self.state.best_step)
@@ -156,6 +161,7 @@ class Run:
         }
         write_atomically(self.folder.summary, json.dumps(summary, indent=2) + "\n")
         draw_curve(metrics, self.folder.curve, f"{', '.join(e.label for e in self.recipe.env)}: success")
+        self.tracker.log_curve(self.recipe.steps, self.folder.curve)
         return summary
 
     # ------------------------------------------------------------ evaluations
