@@ -495,7 +495,7 @@ def test_other_settings_than_those_of_training_are_named():
 
     async def work():
         session = make_session(sampling=Sampling(200))
-        return (await heard(session, ask("go", asked=asked))).overridden
+        return (await heard(session, ask("go", settings=asked))).overridden
 
     assert run(work()) == {
         "top_p": {"asked": 0.5, "used": 1.0},

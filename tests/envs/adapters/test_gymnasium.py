@@ -111,8 +111,8 @@ def test_attempts_of_a_group_are_independent(name, settings, scripts):
     ("name", "settings", "message"),
     [
         ("MiniGrid-Emty-5x5-v0", {}, "did you mean MiniGrid-Empty-5x5-v0?"),
-        ("Pendulum-v1", {}, "has no words; choose discrete actions"),
-        ("FrozenLake-v1", {"actions": ["a", "b"]}, "actions names 2 actions, and FrozenLake-v1 has 4"),
+        ("Pendulum-v1", {}, "cannot be named; choose discrete actions"),
+        ("FrozenLake-v1", {"actions": ["a", "b"]}, "actions names 2 actions, but FrozenLake-v1 has 4"),
         ("nowhere:Nothing-v0", {}, "cannot make nowhere:Nothing-v0"),
     ],
 )

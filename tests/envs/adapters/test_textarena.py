@@ -110,10 +110,10 @@ def test_the_run_keeps_its_own_random_numbers():
     [
         ("GuessTheNumbr-v0", {}, "textarena has no environment GuessTheNumbr-v0; did you mean GuessTheNumber-v0?"),
         ("SecretMafia-v0", {}, "SecretMafia-v0 is not for one player or two"),
-        ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 of them, from 0"),
-        ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 of them, from 0"),
+        ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 players; choose 0 to 0"),
+        ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 players; choose 0 to 1"),
         ("ColonelBlotto-v0", {}, "ColonelBlotto-v0 names no moves in square brackets for a second player"),
-        ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened here: TypeError"),
+        ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened: TypeError"),
     ],
 )
 def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):

@@ -8,7 +8,7 @@ import pytest
 from support.acting import attempted, limits, renderer, run, says
 from support.worlds import invented_factbook
 from turnwise.assemble.environments import environment_makers, tasks_of
-from turnwise.envs.search.env import INVALID, Search, is_right, normalised, parse, shown_passages
+from turnwise.envs.search.env import INVALID, Search, is_right, normalised, parse, passages_text
 from turnwise.envs.search.retrieval.service import Local, Passage
 from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
@@ -94,8 +94,8 @@ def test_a_search_is_answered_with_passages():
 
 def test_passages_share_the_characters_evenly():
     found = [Passage("A", "x" * 100, 1.0), Passage("B", "short", 0.5)]
-    assert shown_passages(found, 30) == 'Doc 1(Title: "A") xxxxxxxxxxxx\nDoc 2(Title: "B") short\n'
-    assert shown_passages([], 30) == "nothing found\n"
+    assert passages_text(found, 30) == 'Doc 1(Title: "A") xxxxxxxxxxxx\nDoc 2(Title: "B") short\n'
+    assert passages_text([], 30) == "nothing found\n"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_tasks_are_as_many_of_each_kind_and_the_same_every_time():
     [
         ({"url": "http://x:1", "retriever": "dense"}, "retriever and corpus are settings of the server at url"),
         ({"url": "x:1"}, "write the address of a retrieval server"),
-        ({"topk": 0}, "topk = 0 and characters = 2000: need 1 to 100 passages"),
+        ({"topk": 0}, "topk = 0 and characters = 2000: set topk from 1 to 100"),
         ({"corpus": "nowhere"}, "no corpus at nowhere"),
         ({"retriever": "sparse"}, "Input should be 'bm25' or 'dense'"),
     ],

@@ -463,7 +463,7 @@ def test_a_tokenizer_without_eos_ends_as_the_template_does():
 
 
 def test_a_template_that_shows_no_text_is_refused():
-    with pytest.raises(ValueError, match="does not show what a message says"):
+    with pytest.raises(ValueError, match="does not render the content of a message"):
         renderer(template="{% for message in messages %}{{ message.role }}<|im_end|>{% endfor %}")
 
 

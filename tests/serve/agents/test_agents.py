@@ -343,7 +343,7 @@ def wants_more(task, budget):
     [
         ("no_such_module_at_all:agent", "PYTHONPATH"),
         ("turnwise.types:nobody", "has no nobody"),
-        ("turnwise.types:np", "is no function"),
+        ("turnwise.types:np", "is not a function"),
         ("serve.agents.test_agents:wants_more", "wants budget"),
         ("no-such-command --please", "no such command"),
         ("python 'unclosed", "No closing quotation"),
