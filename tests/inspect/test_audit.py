@@ -111,7 +111,7 @@ CHANGES = {
     other_weight: "token {n} has weight",
     other_credit: "token {n} has credit",
     other_logprob: "token {n} has logprob",
-    other_action: "do not say what is recorded as said",
+    other_action: "do not give the recorded message",
     other_prompt: "has logprob",
     other_reward: "has credit",
 }
@@ -240,4 +240,4 @@ def test_credit_without_the_models_it_needs_is_said_not_to_be_checked(tmp_path_f
     found = audited(run)
     assert found.differences == ()
     assert "credit of 2 steps by gae, to 0.001 of the largest of each" in found.checked
-    assert any(line.startswith("credit of 1 steps: gae needs values as of the step before") for line in found.unchecked)
+    assert any(line.startswith("credit of 1 steps: gae needs values of the step before") for line in found.unchecked)

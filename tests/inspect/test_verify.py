@@ -268,7 +268,7 @@ def test_a_run_without_what_is_needed_is_one_line(
 def test_a_missing_reference_and_empty_limits(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copied = with_recipe(run, tmp_path)
     shutil.rmtree(copied / "reference")
-    assert "the reference of this run is not at" in mistake(capsys, "verify", str(copied))
+    assert "there is no reference at" in mistake(capsys, "verify", str(copied))
     assert "--groups must be at least 1" in mistake(capsys, "verify", str(run), "--groups", "0")
     assert "--tokens must be at least 1" in mistake(capsys, "verify", str(run), "--tokens", "0")
 

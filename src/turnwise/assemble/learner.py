@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.assemble import objective as choices
 from turnwise.cluster.actors import ActorRanks
-from turnwise.cluster.deal import cost_of, spread
+from turnwise.cluster.deal import cost_of, split_for_ranks
 from turnwise.cluster.placement import Site
 from turnwise.cluster.processes import ProcessRanks
 from turnwise.cluster.rank import MakeLearner
@@ -46,7 +46,7 @@ def as_it_is(policy: Policy) -> Policy:
 
 def layout_of(recipe: Recipe, model: Any) -> Layout:
     """How turns are laid out, for as many ranks as there are."""
-    return spread(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
+    return split_for_ranks(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
 
 
 # ---------------------------------------------------------------- in this process, or over ranks
