@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from serve.agents.test_agent_run import LINKS
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run as assembly
 from turnwise.assemble.run import training
@@ -26,15 +27,7 @@ MOMENTS = {
     "closing": (Evaluator, "stop"),
 }
 """What is called at each of them."""
-DRIVEN = [
-    "env.0.name=serve.agents.test_agent_run:Links",
-    "env.0.dataset=links",
-    "env.0.agent=serve.agents.test_agent_run:look_up",
-    "rollout.tools=hermes",
-    "rollout.max_prompt_tokens=600",
-    "rollout.max_trajectory_tokens=660",
-    "rollout.max_action_tokens=20",
-]
+DRIVEN = [*LINKS, "rollout.max_action_tokens=20"]
 SMALL = ["sft.updates=0", "steps=1", "groups_per_step=1", "rollout.group_size=2", "evaluation.final_tasks=1"]
 
 

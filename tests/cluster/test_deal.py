@@ -50,7 +50,7 @@ def test_a_layout_is_spread_where_that_leaves_the_ranks_something_to_do():
         assert sum(plan.num_tokens for plan in spread_out) < 1.2 * sum(p.num_tokens for p in layout(turns, 10_000))
 
 
-def test_a_layout_with_enough_plans_stays_as_it_is():
+def test_a_layout_with_enough_plans_is_unchanged():
     turns = [turn for seed in range(8) for turn in make_turns([(30, 5), (4, 5)], seed=seed)]
     assert len(split_for_ranks(cut, 2, COST)(turns, 60)) == len(cut(turns, 60))
     assert split_for_ranks(cut, 1, COST) is cut

@@ -115,7 +115,7 @@ def test_an_action_that_is_rewritten_is_shown_rewritten():
         ),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError) as error:
         environment_class(f"skyrl_gym:{name}").check_settings(**settings)
     assert message in str(error.value)

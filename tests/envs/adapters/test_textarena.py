@@ -23,7 +23,7 @@ def test_the_expert_finishes_every_game_and_wins():
             assert replies[-1].marks == {"turns": len(replies) - 1, "invalid_move": 0}
 
 
-def test_what_is_heard_is_new():
+def test_only_new_text_is_shown():
     (task,) = tasks_for(GUESS)
     heard = texts(run(played(GUESS, task, ["[1]", "[20]", "19"])))
     assert heard[0].startswith("You are Player 0. You are playing Guess The Number.")
@@ -116,7 +116,7 @@ def test_the_run_keeps_its_own_random_numbers():
         ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened: TypeError"),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError, match=message) as error:
         environment_class(f"textarena:{name}").check_settings(**settings)
     assert "\n" not in str(error.value)

@@ -490,7 +490,7 @@ def test_a_process_that_says_nonsense_is_another_one_for_the_next_attempt(faked,
     assert run(attempt_by(program)).outcome == 0.5
 
 
-def test_an_answer_to_nobody_is_ignored(faked):
+def test_an_answer_without_an_order_is_ignored(faked):
     program = faked(f"say(10**9, answer=1); say(-1, failure='x'); {GOOD}; {GOOD}")
     assert run(attempt_by(program)).outcome == 0.5
     assert run(attempt_by(program)).outcome == 0.5

@@ -62,7 +62,7 @@ def test_the_expert_always_succeeds_and_found_what_it_says(split):
         assert any(said in message.content for turn in made.turns for message in turn.heard)
 
 
-def test_somebody_who_guesses_never_does():
+def test_guessing_never_succeeds():
     random = Random(0)
     for task in Search.tasks("heldout", 3, count=40):
         environment = opened(task)
@@ -101,7 +101,7 @@ def test_passages_share_the_characters_evenly():
 @pytest.mark.parametrize(
     "text", ["", "Suva", "<search></search>", "<search> </search>", "<answer>x", "</answer>x<answer>"]
 )
-def test_what_is_neither_is_answered_with_a_hint(text):
+def test_a_message_without_a_command_gets_a_hint(text):
     reply = say(opened(), text)
     assert [message.content for message in reply.messages] == [INVALID]
     assert (reply.finished, reply.reward, reply.outcome) == (False, 0.0, 0.0)
@@ -224,7 +224,7 @@ def test_settings_are_refused_before_anything_starts(settings, message):
         environment_makers(recipe)
 
 
-def test_questions_of_the_users_own(tmp_path):
+def test_tasks_from_the_users_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(
         '{"question": "Which town?", "answers": ["Townddd"]}\n{"question": "Which?", "answers": "Townddd"}\n'

@@ -151,7 +151,7 @@ def test_order_counts_where_it_was_asked_for():
     assert run(played(ordered, called("answer", ordered.data["sql"])))[0].outcome == 1.0
 
 
-def test_a_task_whose_own_query_fails_is_nobodys_fault_but_its_own():
+def test_a_failing_gold_query_fails_the_attempt():
     broken = Task("t", "sql", {"question": "?", "sql": "SELECT nix"})
     said = '<tool_call>{"name": "answer", "arguments": {"sql": "SELECT 1"}}</tool_call>'
     made = run(

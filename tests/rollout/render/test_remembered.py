@@ -28,7 +28,7 @@ def test_the_oldest_goes_first_and_bytes_are_bounded():
     assert remembered.num_bytes == sum(size for _, size in remembered.results.values())
 
 
-def test_what_is_large_is_not_kept_and_evicts_nothing():
+def test_a_large_result_is_not_kept_and_evicts_nothing():
     remembered = Remembered(lambda text: text, max_bytes=10_000)
     remembered("a")
     remembered("b" * 5_000)

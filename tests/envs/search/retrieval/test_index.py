@@ -108,7 +108,7 @@ def encoder(tmp_path):
     return tmp_path / "e"
 
 
-def test_dense_vectors_find_what_is_most_alike(corpus, encoder):
+def test_dense_vectors_find_the_most_similar_passage(corpus, encoder):
     index = Dense.of(corpus, encoder)
     texts = list(corpus.texts())
     for number, found in enumerate(index.search(texts, 2)):
