@@ -39,7 +39,7 @@ def test_passages_are_read_by_number(corpus):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no passages"),
+        ("", "has no passages"),
         ('{"contents": "x"}\n{', "line 2: not JSON"),
         ('{"contents": "x"}\n{"text": "x"}\n', "line 2: contents: needs to be a text"),
         ('{"contents": "x"}\n[1]\n', "line 2: contents: needs to be a text"),
@@ -54,7 +54,7 @@ def test_a_line_that_is_no_passage_is_named(tmp_path, content, message):
 def test_a_corpus_is_of_the_catalogue_or_a_file(tmp_path):
     with pytest.raises(ValueError, match="run: turnwise data factbook"):
         corpus_file("factbook")
-    with pytest.raises(ValueError, match="no corpus at factbok; write"):
+    with pytest.raises(ValueError, match="no corpus at factbok; set corpus"):
         corpus_file("factbok")
 
 

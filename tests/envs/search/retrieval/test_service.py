@@ -147,7 +147,7 @@ def test_a_server_that_does_not_answer(monkeypatch):
 
 
 def test_an_answer_of_another_form_is_refused():
-    with pytest.raises(ValueError, match="another form than Search-R1's"):
+    with pytest.raises(ValueError, match="does not have Search-R1's form"):
         service.passages_in({"result": [["text"]]})
 
 
