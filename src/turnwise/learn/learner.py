@@ -64,7 +64,7 @@ class Learner:
     @torch.no_grad()
     def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
         """The scores of every action token, one array per turn: logprobs under the current weights or under a frozen
-        model, a teacher's buckets, or the critic's values."""
+        model, a teacher's buckets, or the critic's values before each token."""
         before = time.perf_counter()
         scores: list[NDArray[Any]] = [np.zeros(0, np.float32)] * num_turns
         for plan in plans:
