@@ -181,7 +181,7 @@ def test_a_large_or_nan_difference_is_not_the_same(loss: float, gradient: float)
 def test_limits_are_kept_and_the_groups_that_move_most_come_first(run: Path) -> None:
     records = RecordedRun.open(run).kept(2)
     whole = take(records, 100, 10**6)
-    moves = [module.moves(record) for record in whole]
+    moves = [module.movement(record) for record in whole]
     assert moves == sorted(moves, reverse=True)
     assert moves[0] > 0
     assert len(whole) == len(records)
@@ -203,7 +203,7 @@ def test_a_step_without_a_gradient_proves_nothing(
     records = archive.read_step(copied / "archive" / "step-000002.parquet")
     archive.write_step(copied / "archive", 2, [unpaid_record(record) for record in records])
     assert main(["verify", str(copied), "--step", "2"]) == 2
-    assert "has no gradient" in capsys.readouterr().err
+    assert "have no gradient" in capsys.readouterr().err
 
 
 def unpaid_record(record: Record) -> Record:
