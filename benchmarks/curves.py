@@ -358,6 +358,11 @@ def draw(comparison: Comparison, runs: Mapping[str, Sequence[Mapping[str, Any]]]
             axes.fill_between(steps, low, high, color=arm.color, alpha=0.15, linewidth=0)
         axes.plot(steps, middle, color=arm.color, label=arm.label, clip_on=False, **style)
     axes.axhline(GOAL, color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
+    save_curves(figure, axes, path)
+
+
+def save_curves(figure: Any, axes: Any, path: Path) -> None:
+    """Label the axes of held-out success by step, and write an SVG."""
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel("held-out attempts that succeed", color=MUTED)
     draw_scale(axes)

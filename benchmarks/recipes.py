@@ -21,11 +21,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
+from curves import save_curves
+
 from turnwise.assemble import run
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.checkpoint import latest_checkpoint
-from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import wilson
 from turnwise.runs.tracker import read_metrics
@@ -93,11 +94,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
             axes.plot(steps, list(curve.values()), color=NAMES[name], alpha=0.3, linewidth=1)
         middle = [statistics.mean(curve[step] for curve in curves) for step in steps]
         axes.plot(steps, middle, color=NAMES[name], linewidth=2.6, marker="o", markersize=5, label=name)
-    axes.set_xlabel("step", color=MUTED)
-    axes.set_ylabel("held-out attempts that succeed", color=MUTED)
-    draw_scale(axes)
-    axes.legend(loc="lower right", frameon=False, labelcolor=INK)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    save_curves(figure, axes, path)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A small run that something is done to, in a process of its own, and what is left of it afterwards."""
+"""A small training run in a separate process into which a fault is injected, and an audit of the result."""
 
 from __future__ import annotations
 
@@ -13,50 +13,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from turnwise.testing.micro import MICRO
+
 HERE = Path(__file__).resolve().parent
 PATIENCE = 600.0
 
-RECIPE = """
-steps = 6
-groups_per_step = 4
-max_tokens_per_microbatch = 2048
-[model]
-hidden = 32
-layers = 1
-threads = 1
-[[env]]
-name = "faulty:Faulty"
-dataset = "hops"
-tasks = { count = 1024, links = [1, 2] }
-[rollout]
-group_size = 4
-max_turns = 4
-max_prompt_tokens = 150
-max_action_tokens = 6
-max_trajectory_tokens = 160
-turn_seconds = 60
-[engine]
-max_num_seqs = 16
-[loss]
-name = "ppo_clip"
-anchor = "engine"
-[optimizer]
-learning_rate = 1e-3
-[evaluation]
-every = 2
-tasks = 8
-final_tasks = 16
-[sft]
-updates = 4
-batch = 8
-[runs]
-checkpoint_every = 1
-"""
+SETTINGS = (
+    "steps=6",
+    "env.0.name=faulty:Faulty",
+    "env.0.dataset=hops",
+    "env.0.tasks.count=1024",
+    "rollout.turn_seconds=60",
+    "runs.checkpoint_every=1",
+)
+"""In place of those of the micro recipe."""
 STEPS, GROUPS = 6, 4
 
 
 class Trial:
-    """One run in its own folder, with its own cache."""
+    """One run with its folder and its cache."""
 
     def __init__(self, folder: Path, *settings: str, cache: Path | None = None) -> None:
         self.folder = folder
@@ -65,7 +40,7 @@ class Trial:
         self.log = folder / "log"
         self.cache = cache or folder / "cache"
         folder.mkdir(parents=True)
-        (folder / "recipe.toml").write_text(RECIPE)
+        (folder / "recipe.toml").write_text(MICRO)
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -82,7 +57,8 @@ class Trial:
 
     def start(self, *settings: str) -> subprocess.Popen[bytes]:
         """Begin the run."""
-        return self.spawn("train", str(self.folder / "recipe.toml"), f"out={self.out}", *self.settings, *settings)
+        recipe = str(self.folder / "recipe.toml")
+        return self.spawn("train", recipe, f"out={self.out}", *SETTINGS, *self.settings, *settings)
 
     def go_on(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Resume the run."""
@@ -95,7 +71,7 @@ class Trial:
             )
 
     def call(self, *arguments: str) -> tuple[int, str]:
-        """(exit code, what was printed) of another command."""
+        """(exit code, output) of another command."""
         done = subprocess.run(
             self.command(*arguments), capture_output=True, text=True, env=self.environment(), timeout=PATIENCE
         )
@@ -104,7 +80,7 @@ class Trial:
         return done.returncode, done.stdout + done.stderr
 
     def finish(self) -> int:
-        """Resume, to the end; the exit code."""
+        """Resume the run and wait for its end; the exit code."""
         return self.go_on().wait(PATIENCE)
 
     @property
@@ -113,7 +89,7 @@ class Trial:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that are whole, without what a clock measured."""
+        """The complete lines of metrics.jsonl, without times."""
         path = self.out / "metrics.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith(b"\n")]

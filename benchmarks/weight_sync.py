@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [measured(size, given.replicas) for size in (["6M"] if given.quick else SIZES)]
     print(f"{given.replicas} replicas, median of {LOADS} loads, one thread each")
-    print("| parameters | MB | publish s | load s (slowest) | own memory of a replica, MB | while it loads, MB |")
+    print("| parameters | MB | publish s | load s (slowest) | memory of a replica, MB | while it loads, MB |")
     print("|---|---|---|---|---|---|")
     for row in rows:
         print(

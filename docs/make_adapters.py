@@ -61,8 +61,7 @@ Two seeds may still give the same game if there are few games: thirty numbers to
 
 *Pays* says when the library pays: every turn, as the turn's reward, or once, as the attempt's outcome. A growing score
 is split into the reward of each turn. `rollout.success_threshold` is the total that counts as success; MiniGrid, for
-instance,
-subtracts a little for every step, so 0.5 is a better threshold than 1.0.
+instance, subtracts a little for every step, so 0.5 is a better threshold than 1.0.
 
 *Expert*: `[sft]` asks the expert for demonstrations. Without an expert, set `sft.updates = 0` or give `sft.data`.
 

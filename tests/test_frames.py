@@ -51,7 +51,7 @@ def test_a_side_that_has_gone_is_the_end():
             receive_exactly(here, size)
 
 
-def test_a_length_that_nobody_sends_is_refused():
+def test_an_impossible_length_is_refused():
     head = framed(LARGE)[:HEAD]
     assert length_of(head) == length_of(head, len(LARGE)) == len(LARGE)
     with pytest.raises(ValueError, match="longer than any that is sent"):

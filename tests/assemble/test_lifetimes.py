@@ -9,20 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from serve.agents.test_agent_run import LINKS
 from support.interrupting import MOMENTS, SMALL, Injected, break_at, go
 from support.running import micro_recipe
 from turnwise.serve.endpoint import Endpoint
 from turnwise.weights.publisher import PREFIX
 
-DRIVEN = [
-    "env.0.name=serve.agents.test_agent_run:Links",
-    "env.0.dataset=links",
-    "env.0.agent=serve.agents.test_agent_run:look_up",
-    "rollout.tools=hermes",
-    "rollout.max_prompt_tokens=600",
-    "rollout.max_trajectory_tokens=660",
-    "rollout.max_action_tokens=20",
-]
+DRIVEN = [*LINKS, "rollout.max_action_tokens=20"]
 
 
 def children():

@@ -126,7 +126,7 @@ def test_what_means_something_is_taken(changes):
         ({**TAUGHT, "credit": {"name": "distill"}}, {"buckets", "teacher"}),
     ],
 )
-def test_nothing_is_scored_that_nobody_needs(changes, needed):
+def test_only_needed_scores_are_computed(changes, needed):
     assert choices.needs(recipe(**changes)) == needed
 
 

@@ -62,7 +62,7 @@ def test_nothing_is_listed_that_is_no_key() -> None:
     assert set(CANNOT_MATTER) <= set(KEYS)
 
 
-def test_a_key_that_nobody_thought_of_counts() -> None:
+def test_a_key_added_later_changes_the_fingerprint() -> None:
     class Later(Recipe):
         momentum: float = 0.0
 

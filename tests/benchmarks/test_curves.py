@@ -1,8 +1,5 @@
 """The arms of benchmarks/curves.py: another layout is the same objective, and the fault is the one it says."""
 
-import importlib.util
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.making import logprobs_of, make_group, make_model, make_trajectory, make_turn
-from support.paths import BENCHMARKS
+from support.scripts import script_module
 from turnwise.credit.totals import grpo
 from turnwise.credit.weighting import token_mean
 from turnwise.learn.losses import ppo_clip
@@ -24,13 +21,8 @@ TOLERANCE = 1e-12
 
 @pytest.fixture(scope="module")
 def curves():
-    path = BENCHMARKS / "curves.py"
-    spec = importlib.util.spec_from_file_location("curves_script", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with script_module("curves") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,18 @@
 """The arms of benchmarks/env_batching.py: calls are counted, results agree, and the judge over HTTP judges."""
 
 import asyncio
-import importlib.util
-import sys
 
 import pytest
 
 from support.acting import renderer
-from support.paths import BENCHMARKS
+from support.scripts import script_module
 from turnwise.testing import clock
 
 
 @pytest.fixture(scope="module")
 def script():
-    path = BENCHMARKS / "env_batching.py"
-    spec = importlib.util.spec_from_file_location("env_batching_script", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with script_module("env_batching") as module:
+        yield module
 
 
 def regime(script, letter):

@@ -14,18 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support.running import micro_toml, untimed
+from support.running import micro_toml, mistake, untimed
 from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import latest_checkpoint
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line a mistaken call prints."""
-    assert main(list(arguments)) == 2
-    printed = capsys.readouterr().err.strip()
-    assert printed.startswith("turnwise: ")
-    assert "\n" not in printed
-    return printed
 
 
 def test_mistakes_in_a_recipe_are_one_line_that_says_what_to_do(
@@ -180,7 +171,7 @@ def test_eval_says_where_tasks_are_fewer_or_attempts_failed(tmp_path: Path, caps
     assert "attempts that failed have not succeeded" in printed
 
 
-def test_arguments_that_nobody_asked_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["eval", "x", "--nonsense"], ["breaks", "x", "a=b"], ["eval", "x", "--tasks", "3", "-z"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)

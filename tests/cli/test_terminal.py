@@ -11,7 +11,7 @@ from turnwise.runs.screen import table
 METRICS = {"reward/mean": 0.5, "success": 0.25, "loss": 1.0, "speed/tokens_per_second": 12345.6, "lag/max": 2.0}
 
 
-def test_the_headline_has_what_is_there() -> None:
+def test_the_headline_shows_the_available_metrics() -> None:
     assert headline(METRICS) == "reward 0.500  success 0.250  tok/s 12,346  lag 2"
     assert headline({"loss": 1.0}) == "loss 1.000"
     assert headline({}) == ""

@@ -8,7 +8,7 @@ import multiprocessing
 import traceback
 
 from turnwise.cluster.processes import free_port
-from turnwise.cluster.rank import Place, Rank, join
+from turnwise.cluster.rank import Rank, RankAddress, join
 from turnwise.cluster.ranked import RankedLearner
 from turnwise.learn.critic import Critic, ValueModel
 from turnwise.learn.learner import Learner
@@ -33,7 +33,7 @@ class Pool:
         self.lines, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            place = Place(rank, size, meeting, patience=60.0)
+            place = RankAddress(rank, size, meeting, patience=60.0)
             self.processes.append(context.Process(target=work, args=(there, place), daemon=True))
             self.processes[-1].start()
             self.lines.append(here)

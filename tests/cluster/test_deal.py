@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from plan.tries import shared_turns
 from support.making import few, make_model, make_turns
-from turnwise.cluster.deal import busiest, cost_of, deal, idle_plan, spread
+from turnwise.cluster.deal import busiest, cost_of, deal, idle_plan, split_for_ranks
 from turnwise.plan.balance import Cost
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -44,23 +44,23 @@ def test_a_layout_is_spread_where_that_leaves_the_ranks_something_to_do():
     turns = [turn for seed in range(8) for turn in make_turns([(30, 5), (4, 5)], seed=seed)]
     for layout in (cut, pack):
         assert len(layout(turns, 10_000)) == 1
-        spread_out = spread(layout, 4, COST)(turns, 10_000)
+        spread_out = split_for_ranks(layout, 4, COST)(turns, 10_000)
         assert len(spread_out) >= 4
         assert busiest(spread_out, 4, COST) < 0.4 * busiest(layout(turns, 10_000), 4, COST)
         assert sum(plan.num_tokens for plan in spread_out) < 1.2 * sum(p.num_tokens for p in layout(turns, 10_000))
 
 
-def test_a_layout_with_enough_plans_stays_as_it_is():
+def test_a_layout_with_enough_plans_is_unchanged():
     turns = [turn for seed in range(8) for turn in make_turns([(30, 5), (4, 5)], seed=seed)]
-    assert len(spread(cut, 2, COST)(turns, 60)) == len(cut(turns, 60))
-    assert spread(cut, 1, COST) is cut
+    assert len(split_for_ranks(cut, 2, COST)(turns, 60)) == len(cut(turns, 60))
+    assert split_for_ranks(cut, 1, COST) is cut
 
 
 def test_one_long_turn_is_never_cut_into_stretches_for_the_sake_of_ranks():
     turns = make_turns([(50, 5)])
-    [plan] = spread(cut, 4, COST)(turns, 1000)
+    [plan] = split_for_ranks(cut, 4, COST)(turns, 1000)
     assert plan.num_stretches == 1
-    assert spread(pack, 4, COST)([], 1000) == []
+    assert split_for_ranks(pack, 4, COST)([], 1000) == []
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])

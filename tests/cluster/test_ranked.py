@@ -145,7 +145,7 @@ def test_updates_are_those_of_one_process(pool):
     two.close()
 
 
-def test_weights_of_nothing_move_nothing_and_what_is_not_finite_is_skipped_by_all(pool):
+def test_zero_weights_move_nothing_and_all_ranks_skip_a_loss_that_is_not_finite(pool):
     _, two = one_and_two(pool, settings=MOVING)
     batch = Batch(WORKLOADS["single turns"]())
     plans = pack(batch.turns, PARTS)

@@ -47,7 +47,7 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
         def step_many(cls, environments, messages):
             return []
 
-    with pytest.raises(ValueError, match=r"env.actors would keep calls of Many from being put together"):
+    with pytest.raises(ValueError, match=r"Many combines calls in step_many, which env.actors prevents"):
         RemoteEnvironments(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
 
 

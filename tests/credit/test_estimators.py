@@ -312,7 +312,7 @@ def test_estimators_that_are_always_zero_give_no_credit(name):
     assert ESTIMATORS[name].always_zero == (not credit.any())
 
 
-def test_a_record_cannot_need_what_nobody_computes():
+def test_a_record_cannot_need_an_unknown_score():
     with pytest.raises(ValueError, match="no model scores judge; known: old, reference, teacher, values"):
         Estimator(grpo, needs=frozenset({"judge"}))
     with pytest.raises(ValueError, match='has critic_targets if it needs "values"'):

@@ -46,7 +46,7 @@ def test_attempts_without_a_turn_and_prompts_too_long_stay_failed():
     assert [trajectory.total for trajectory in paid.trajectories] == [1.0, -1.0]
 
 
-def test_marks_of_a_failed_attempt_stay_beside_how_it_ended():
+def test_a_failed_attempt_keeps_its_marks_and_its_status():
     late = Trajectory(make_trajectory([(1, 1)]).turns, Status.timed_out, marks={"lookups": 3.0})
     [paid] = pay(Group(make_group([]).task, (), (late,))).trajectories
     assert paid.marks == {"lookups": 3.0, "timed_out": 1.0}
@@ -62,7 +62,7 @@ def test_crashing_is_no_way_out_of_a_bad_return():
     assert [values[0] for values in credit] == [0.5, 0.5, -1.0]
 
 
-def test_drop_leaves_a_group_as_it_is():
+def test_drop_leaves_a_group_unchanged():
     group = make_group([1.0])
     assert drop(group) is group
 

@@ -94,7 +94,7 @@ def test_scores_are_read_in_float64_and_missed_in_one_line():
         read_scores(groups, {"values": [np.float32([1, 2, 3])]}, "values", "gae")
 
 
-def test_the_policy_speaks_through_the_engine_where_nobody_scored_it():
+def test_without_scores_the_engines_logprobs_are_used():
     turn = make_turn([1], [2, 3], logprobs=[-1.0, -2.0])
     groups = [group_of(Trajectory((turn,), Status.finished))]
     assert policy_logprobs(groups, {}, "x").tolist() == [-1.0, -2.0]

@@ -74,7 +74,7 @@ def test_a_scope_is_one_of_two():
         Sequences([], "row")
 
 
-def test_a_mean_over_nobody_is_zero():
+def test_a_mean_over_no_tokens_is_zero():
     groups = random_step(4, min_groups=2)
     sequences = Sequences(groups, "trajectory")
     size = len(sequences.of_token)

@@ -33,7 +33,7 @@ def test_distill_is_teacher_minus_policy_on_every_token(scored, seed):
     assert_close(groups, distill(groups, scores), expected)
 
 
-def test_distill_refuses_logprobs_nobody_knows():
+def test_distill_refuses_unknown_logprobs():
     turn = make_turn([1], [2, 3], logprobs=[math.nan, math.nan])
     groups = [Group(Task("a", "b"), (Trajectory((turn,), Status.finished),))]
     teacher = [np.float32([-1, -1])]

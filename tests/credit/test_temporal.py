@@ -358,7 +358,7 @@ def test_gigpo_does_not_compare_across_groups():
     assert not np.concatenate(gigpo(apart, {})).any()
 
 
-def test_gigpo_tells_a_first_turn_from_one_that_heard_nothing():
+def test_gigpo_distinguishes_a_first_turn_from_one_after_an_empty_reply():
     groups = [group_of(make_trajectory([(1, 1), (1, 1)], rewards=[0.0, 1.0]))]
     assert [values.item() for values in gigpo(groups, {}, gamma=0.5)] == [0.0, 0.0]
 

@@ -15,7 +15,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
     assert cache_folder().name == "turnwise"
 
 
-def test_what_is_there_is_not_made_again(tmp_path):
+def test_an_existing_folder_is_not_made_again(tmp_path):
     made = []
     for _ in range(2):
         folder = made_once(tmp_path / "deep" / "x", lambda aside: (aside / "a").write_text(str(made.append(1))))
@@ -64,7 +64,7 @@ def flip(path):
 
 
 @pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(b"sh"), lambda path: path.unlink()])
-def test_what_is_damaged_is_made_again_and_said_to_be(tmp_path, caplog, damage):
+def test_a_damaged_folder_is_made_again_and_reported(tmp_path, caplog, damage):
     def make(aside):
         (aside / "a").write_text("should be this")
 

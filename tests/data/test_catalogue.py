@@ -27,7 +27,7 @@ def test_a_model_is_a_folder_or_one_that_was_fetched(tmp_path):
     assert model_folder("smollm2-135m") == made
 
 
-def test_the_list_says_what_is_here(capsys):
+def test_the_list_says_which_data_is_present(capsys):
     CATALOGUE["minilm"].folder.mkdir(parents=True)
     assert main(["data"]) == 0
     shown = capsys.readouterr().out

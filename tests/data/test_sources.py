@@ -42,7 +42,7 @@ def test_a_change_in_any_of_them_is_seen(modules, name):
     assert changed == {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")}
 
 
-def test_what_is_not_imported_does_not_count_and_what_cannot_be_read_is_no_error(modules):
+def test_only_imported_files_count_and_an_unreadable_file_is_no_error(modules):
     before = code_of(["mine", "no_such_module", "helper.no_such"])
     (modules / "stranger.py").write_text("X = 2\n")
     assert code_of(["mine"]) == before

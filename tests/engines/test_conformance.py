@@ -82,7 +82,7 @@ def test_a_temperature_of_zero_takes_the_likeliest_token(stage):
     assert (completion.logprobs == 0).all()
 
 
-def test_what_is_handed_over_is_complete(stage):
+def test_completions_are_complete(stage):
     for completion in stage.run(stage.ask_all(prompts(4, 9))):
         arrays = completion.tokens, completion.logprobs, completion.versions
         assert [array.dtype for array in arrays] == [np.int32, np.float32, np.int32]

@@ -79,7 +79,7 @@ def test_the_unknown_logprob_is_not_a_number():
 
 
 @pytest.mark.parametrize("stop", [("</a>",), ("</b>", "</a>"), ("never", "</a>")])
-def test_the_first_stop_string_ends_what_is_said(stop):
+def test_the_first_stop_string_ends_the_action(stop):
     scripted = engine(lambda *_: "x</a> and y</b> and more")
     said = run(scripted.generate(np.array([1]), Sampling(100, stop=stop), session="s", seed=0))
     assert "".join(map(chr, said.tokens)) == "x</a>"

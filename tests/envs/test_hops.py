@@ -129,7 +129,7 @@ def test_every_link_leads_on_from_the_start_to_the_answer():
     ],
     ids=lambda text: text[:60],
 )
-def test_what_is_no_command_is_answered_with_a_hint(commands, text):
+def test_a_message_that_is_not_a_command_gets_a_hint(commands, text):
     reply = say(opened(commands=commands, link_reward=0.1), text)
     assert not reply.finished
     assert reply.reward == reply.outcome == 0.0

@@ -321,7 +321,7 @@ def test_calls_and_results_have_a_limit():
     assert message.content == "x" * 10 + "\n... cut after 10 of 99 characters"
 
 
-def test_tools_need_names_of_their_own():
+def test_two_tools_cannot_have_the_same_name():
     class Double(Shop):
         @tool
         def price(self) -> int:

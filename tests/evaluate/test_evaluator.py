@@ -114,7 +114,7 @@ def test_one_that_is_given_up_closes_its_environments_and_leaves_nothing(tmp_pat
     assert evaluated(tmp_path) == []
 
 
-def test_whoever_waits_for_one_and_is_cancelled_cancels_it(tmp_path):
+def test_cancelling_the_wait_for_an_evaluation_cancels_it(tmp_path):
     async def work():
         own = evaluator(tmp_path)
         await own.begin(3, TASKS, {})

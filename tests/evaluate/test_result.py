@@ -147,7 +147,7 @@ def test_evaluation_does_not_meet_the_noise_of_training():
     assert len(set(asked)) == 12
 
 
-def test_datasets_are_told_apart():
+def test_each_dataset_has_its_figures():
     metrics = examine([*tasks(1.0, 0.0), *tasks(1.0, 1.0, dataset="guess")]).metrics(0)
     assert (metrics["hops/success"], metrics["guess/success"], metrics["success"]) == (0.5, 1.0, 0.75)
 

@@ -21,7 +21,7 @@ BOUNDS = {"max_turns": 20, "max_action_tokens": 40, "max_trajectory_tokens": 305
 OBSERVATION = "found: " + "x" * 60
 
 
-def check_what_is_sent_is_within_the_limits(kind, history, longest_prompt=300, context=10_000):
+def check_prompts_are_within_the_limits(kind, history, longest_prompt=300, context=10_000):
     """Every prompt that is sent fits and leaves room for its action; the first that does not ends the attempt."""
     limits, render = kind(max_prompt_tokens=longest_prompt, **BOUNDS), renderer(history)
     engine = says("y" * 100, render=render, context=context)
@@ -54,15 +54,15 @@ class LimitsOfTheTurnBefore(Limits):
 
 @pytest.mark.parametrize(("longest_prompt", "context"), [(300, 10_000), (300, 250), (260, 10_000)])
 @pytest.mark.parametrize("history", ["extend", "rerender"])
-def test_limits_are_checked_on_what_is_sent(history, longest_prompt, context):
-    check_what_is_sent_is_within_the_limits(Limits, history, longest_prompt, context)
+def test_limits_are_checked_on_the_prompt_that_is_sent(history, longest_prompt, context):
+    check_prompts_are_within_the_limits(Limits, history, longest_prompt, context)
 
 
 @pytest.mark.parametrize(("longest_prompt", "sent"), [(300, 405), (260, 277)])
 @pytest.mark.parametrize("history", ["extend", "rerender"])
 def test_a_check_of_the_turn_before_is_caught(history, longest_prompt, sent):
     with pytest.raises(AssertionError, match=f"a prompt of {sent} tokens was sent"):
-        check_what_is_sent_is_within_the_limits(LimitsOfTheTurnBefore, history, longest_prompt)
+        check_prompts_are_within_the_limits(LimitsOfTheTurnBefore, history, longest_prompt)
 
 
 def test_an_action_that_no_longer_fits_is_caught():
@@ -75,4 +75,4 @@ def test_an_action_that_no_longer_fits_is_caught():
             return room if prompt_tokens <= self.max_prompt_tokens else 0
 
     with pytest.raises(AssertionError, match="a call of 317 tokens was made"):
-        check_what_is_sent_is_within_the_limits(RoomOfTheTurnBefore, "extend")
+        check_prompts_are_within_the_limits(RoomOfTheTurnBefore, "extend")

@@ -144,7 +144,7 @@ def test_a_check_of_every_load_catches_it_a_step_earlier():
     assert max(check_a_run_goes_through(TwoTensors, checked=True)) < 1e-5
 
 
-def test_a_stale_head_goes_unnoticed_where_nobody_compares():
+def test_a_stale_head_goes_unnoticed_without_the_check():
     """And drifts further away with every load."""
     first, *others = check_a_run_goes_through(StaleHead, gap_limit=1e9)
     assert first < 1e-5

@@ -111,7 +111,7 @@ CHANGES = {
     other_weight: "token {n} has weight",
     other_credit: "token {n} has credit",
     other_logprob: "token {n} has logprob",
-    other_action: "do not say what is recorded as said",
+    other_action: "do not give the recorded message",
     other_prompt: "has logprob",
     other_reward: "has credit",
 }
@@ -199,7 +199,7 @@ def test_differences_are_bounded_and_another_recipe_is_found(run: Path, tmp_path
 # ---------------------------------------------------------------- what needs models
 
 
-def test_what_is_too_much_is_said_not_to_be_checked(run: Path) -> None:
+def test_tokens_over_the_limit_are_listed_as_unchecked(run: Path) -> None:
     found = audited(run, max_tokens=1)
     assert not any("logprobs" in line for line in found.checked)
     assert any(line.startswith("logprobs of ") for line in found.unchecked)
@@ -234,10 +234,10 @@ def test_credit_that_models_have_a_part_in(tmp_path_factory: pytest.TempPathFact
     assert any("step 3, group 0" in line and "credit" in line for line in audited(copied).differences)
 
 
-def test_credit_without_the_models_it_needs_is_said_not_to_be_checked(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_credit_without_its_models_is_listed_as_unchecked(tmp_path_factory: pytest.TempPathFactory) -> None:
     run = made(tmp_path_factory, *SCORED["critic"])
     shutil.rmtree(run / "checkpoints" / "step-000001")
     found = audited(run)
     assert found.differences == ()
     assert "credit of 2 steps by gae, to 0.001 of the largest of each" in found.checked
-    assert any(line.startswith("credit of 1 steps: gae needs values as of the step before") for line in found.unchecked)
+    assert any(line.startswith("credit of 1 steps: gae needs values of the step before") for line in found.unchecked)

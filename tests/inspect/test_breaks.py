@@ -29,7 +29,7 @@ def archive(tmp_path):
     return tmp_path
 
 
-def test_causes_with_counts_and_costs_the_dearest_first(archive):
+def test_causes_with_counts_and_costs_the_most_expensive_first(archive):
     found = find_breaks(archive)
     assert (found.steps, found.later_turns) == (2, 5)
     assert [(c.cause, c.count, c.lost_tokens) for c in found.causes] == [(Break.template, 2, 3), (Break.history, 1, 3)]

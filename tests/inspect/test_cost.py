@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.making import make_model, make_turn, make_turns
-from support.running import micro_recipe, train
+from support.running import train_once
 from turnwise.cli.commands import main
 from turnwise.inspect import cost as module
 from turnwise.inspect.cost import (
@@ -34,11 +34,8 @@ from turnwise.plan.rows import pad
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two updates a step."""
-    folder = tmp_path_factory.mktemp("cost")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
-        train(micro_recipe(folder, "steps=2", "groups_per_update=2", "max_tokens_per_microbatch=600"))
-    return folder / "run"
+    settings = ("steps=2", "groups_per_update=2", "max_tokens_per_microbatch=600")
+    return train_once(tmp_path_factory.mktemp("cost"), *settings)
 
 
 def test_the_table(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

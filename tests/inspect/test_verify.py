@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.making import distance, make_model
-from support.running import micro_recipe, train
+from support.running import micro_recipe, mistake, train
 from turnwise.cli.commands import main
 from turnwise.credit.truncation import unpaid
 from turnwise.inspect import verify as module
@@ -170,7 +170,7 @@ def test_a_gradient_lost_at_a_hand_over_is_found(run: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("loss", "gradient"), [(float("nan"), 0.0), (0.0, float("nan")), (2e-12, 0.0), (0.0, 2e-12)])
-def test_what_is_too_far_or_not_a_number_is_not_the_same(loss: float, gradient: float) -> None:
+def test_a_large_or_nan_difference_is_not_the_same(loss: float, gradient: float) -> None:
     assert Comparison("tree", 1, 1, 1e-12, 1e-12, 1e-12, "").passed
     assert not Comparison("tree", 1, 1, loss, gradient, 1e-12, "").passed
 
@@ -181,7 +181,7 @@ def test_what_is_too_far_or_not_a_number_is_not_the_same(loss: float, gradient: 
 def test_limits_are_kept_and_the_groups_that_move_most_come_first(run: Path) -> None:
     records = RecordedRun.open(run).kept(2)
     whole = take(records, 100, 10**6)
-    moves = [module.moves(record) for record in whole]
+    moves = [module.movement(record) for record in whole]
     assert moves == sorted(moves, reverse=True)
     assert moves[0] > 0
     assert len(whole) == len(records)
@@ -203,7 +203,7 @@ def test_a_step_without_a_gradient_proves_nothing(
     records = archive.read_step(copied / "archive" / "step-000002.parquet")
     archive.write_step(copied / "archive", 2, [unpaid_record(record) for record in records])
     assert main(["verify", str(copied), "--step", "2"]) == 2
-    assert "has no gradient" in capsys.readouterr().err
+    assert "have no gradient" in capsys.readouterr().err
 
 
 def unpaid_record(record: Record) -> Record:
@@ -242,16 +242,8 @@ def test_a_gap_of_other_weights_is_seen(run: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- mistakes
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 2
-    printed = capsys.readouterr().err.strip()
-    assert printed.startswith("turnwise: ")
-    assert "\n" not in printed
-    return printed
-
-
 @pytest.mark.parametrize("command", ["verify", "cost"])
-def test_a_run_without_what_is_needed_is_one_line(
+def test_an_incomplete_run_is_refused_in_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert "not the folder of a run" in mistake(capsys, command, str(tmp_path))
@@ -268,7 +260,7 @@ def test_a_run_without_what_is_needed_is_one_line(
 def test_a_missing_reference_and_empty_limits(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copied = with_recipe(run, tmp_path)
     shutil.rmtree(copied / "reference")
-    assert "the reference of this run is not at" in mistake(capsys, "verify", str(copied))
+    assert "there is no reference at" in mistake(capsys, "verify", str(copied))
     assert "--groups must be at least 1" in mistake(capsys, "verify", str(run), "--groups", "0")
     assert "--tokens must be at least 1" in mistake(capsys, "verify", str(run), "--tokens", "0")
 
@@ -276,7 +268,7 @@ def test_a_missing_reference_and_empty_limits(run: Path, tmp_path: Path, capsys:
 # ---------------------------------------------------------------- norms
 
 
-def test_norms_are_exact_or_said_not_to_be() -> None:
+def test_norms_are_exact_or_the_output_says_so() -> None:
     model = make_model()
     norm = model.model.layers[0].self_attn.q_norm
     given = torch.randn(5, len(norm.weight), dtype=torch.float64)

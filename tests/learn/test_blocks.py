@@ -97,7 +97,7 @@ def test_stretches_equal_attention_under_the_ancestor_mask(plan, heads, scaling,
 
 @settings(max_examples=20, deadline=None)
 @given(plan=trees, heads=st.sampled_from(HEADS))
-def test_every_token_may_be_a_stretch_of_its_own(plan, heads):
+def test_every_token_may_be_a_stretch(plan, heads):
     states, pull = states_of(plan, heads)
     edges = list(range(plan.num_tokens + 1))
     assert max(errors(by_stretches(plan, states, pull, None, edges), by_mask(plan, states, pull, None))) < 1e-12

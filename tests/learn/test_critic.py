@@ -103,7 +103,7 @@ def test_a_new_critic_expects_nothing():
     assert not np.concatenate(values_of(critic, cut(TURNS, 1000))).any()
 
 
-def test_a_critic_goes_on_as_it_was(tmp_path):
+def test_a_restored_critic_continues_bit_for_bit(tmp_path):
     plans = cut(TURNS, 1000)
     targets = [np.ones(len(turn.action)) for turn in TURNS]
     critic, other = make_critic(), make_critic(seed=5)

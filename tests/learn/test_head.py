@@ -143,7 +143,7 @@ def test_gradients_of_buckets_pass_the_finite_difference_check(monkeypatch, coun
     assert torch.autograd.gradcheck(function, (hidden, weight), atol=1e-8)
 
 
-def test_buckets_change_no_bit_of_what_is_beside_them():
+def test_buckets_change_no_bit_of_the_logprobs():
     hidden, weight, targets, _ = inputs(torch.float32)
     plain, beside = (
         token_logprobs(hidden, weight, targets, 0.9),

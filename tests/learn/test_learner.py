@@ -112,7 +112,7 @@ def test_the_updates_above_do_use_different_passes_and_do_move():
     assert all(np.abs(after[name] - before[name]).max() > 1e-5 for name in before)
 
 
-def test_without_old_logprobs_the_policy_is_its_own():
+def test_without_old_logprobs_the_policy_is_the_old_policy():
     plans, credit, weights, _ = batch()
     learners = exact_learner(), exact_learner()
     metrics, now = learners[0].update(plans, credit, weights, {}, CLIP)

@@ -33,6 +33,16 @@ def moved(kind="qwen3", count=3, **how):
     return start, learner
 
 
+def assert_continues(learner, folder):
+    """A learner restored from folder/step on the model of folder/base makes the same next update."""
+    restored = lora_learner(load_model(folder / "base"))
+    restored.restore(folder / "step")
+    for each in (learner, restored):
+        each.update(*batch(), CLIP)
+    for name, parameter in learner.adapters.parameters.items():
+        assert torch.equal(parameter, restored.adapters.parameters[name])
+
+
 def logprobs(model):
     return np.concatenate(
         Learner(Policy(model), OptimizerSettings(0.0), lambda update: 1.0).score(batch()[0], len(TURNS))
@@ -102,12 +112,7 @@ def test_a_checkpoint_holds_adapters_and_loads_as_a_whole_model(tmp_path):
     own = np.concatenate(learner.score(batch()[0], len(TURNS)))
     np.testing.assert_allclose(logprobs(load_model(tmp_path / "step")), own, atol=1e-5)
 
-    again = lora_learner(load_model(tmp_path / "base"))
-    again.restore(tmp_path / "step")
-    for one in (learner, again):
-        one.update(*batch(), CLIP)
-    for name, parameter in learner.adapters.parameters.items():
-        assert torch.equal(parameter, again.adapters.parameters[name])
+    assert_continues(learner, tmp_path)
 
 
 def test_peft_reads_what_is_saved(tmp_path):

@@ -81,7 +81,7 @@ def test_the_first_update_has_ratio_one_and_the_plain_policy_gradient():
     assert gradient.tolist() == [-1.0, 2.0, 0.0]
 
 
-def test_terms_are_per_token_and_nobody_averages():
+def test_terms_are_per_token_and_not_averaged():
     together, _, _ = run([-1.0, -2.0], [-1.1, -2.2], [1.0, -1.0])
     apart = [float(run([a], [b], [c])[0][0]) for a, b, c in ((-1.0, -1.1, 1.0), (-2.0, -2.2, -1.0))]
     assert together.tolist() == apart

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learn.test_learner import CLIP, TURNS, batch
-from learn.test_lora import SETTINGS, logprobs, lora_learner
+from learn.test_lora import SETTINGS, assert_continues, logprobs, lora_learner
 from support.acting import byte_tokenizer, inline, run
 from support.making import VOCABULARY, make_model
 from turnwise.engines.base import Sampling
@@ -128,15 +128,10 @@ def test_a_checkpoint_is_the_published_model_and_goes_on(tmp_path, kind):
     assert loaded.state_dict().keys() == published.keys()
     assert all(torch.equal(tensor, published[name]) for name, tensor in loaded.state_dict().items())
     assert all(parameter.requires_grad for parameter in loaded.parameters())
-    again = lora_learner(load_model(tmp_path / "base"))
-    again.restore(tmp_path / "step")
-    for one in (learner, again):
-        one.update(*batch(), CLIP)
-    for name, parameter in learner.adapters.parameters.items():
-        assert torch.equal(parameter, again.adapters.parameters[name])
+    assert_continues(learner, tmp_path)
 
 
-def test_a_loaded_checkpoint_takes_adapters_of_its_own(tmp_path):
+def test_a_loaded_checkpoint_takes_new_adapters(tmp_path):
     start, learner = moved("gpt2")
     save_policy(start, byte_tokenizer(), tmp_path / "base")
     learner.save(tmp_path / "step", byte_tokenizer())

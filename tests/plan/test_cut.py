@@ -141,7 +141,7 @@ def test_a_budget_for_everything_gives_the_whole_tree(turns):
 
 @many
 @given(some_turns, st.integers(1, 24))
-def test_what_is_kept_of_a_long_path_is_bounded(turns, budget):
+def test_the_memory_of_a_long_path_is_bounded(turns, budget):
     """Keys and values of a plan in stretches stay until it is done: of its longest path, and of one pass beside it."""
     for plan in cut(turns, budget):
         assert plan.num_tokens <= longest(turns) + budget

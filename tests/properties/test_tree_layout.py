@@ -286,7 +286,7 @@ def test_scores_are_bit_for_bit_what_the_update_computes(truths, dtype, budget):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_models_beside_the_policy_score_through_the_same_plans(truths, workload):
+def test_frozen_models_score_with_the_same_plans(truths, workload):
     model, rows = truths("llama", "float64", workload)
     beside = make_model("llama", dtype="float64", seed=1)
     wanted = Rows(beside, rows.turns)

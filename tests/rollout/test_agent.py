@@ -199,7 +199,7 @@ def test_an_action_is_capped_by_what_is_left(by):
         assert made.turns[1].stop is (StopReason.length if left < 6 else StopReason.end_token)
 
 
-def test_actions_have_a_limit_of_their_own():
+def test_actions_have_a_separate_limit():
     engine = Spy("a long story")
     made = run(attempted(Puppet(Reply(user("on")), DONE), engine, sampling=Sampling(200, 0.7), max_action_tokens=6))
     assert [(s.max_tokens, s.temperature) for _, s, *_ in engine.asked] == [(6, 0.7)] * 2
@@ -366,7 +366,7 @@ def test_an_environment_that_hangs_times_out(where):
 
 
 @pytest.mark.parametrize("where", ["open", "step", "close"])
-def test_an_environment_that_blocks_times_out_and_holds_up_nobody(where):
+def test_an_environment_that_blocks_times_out_and_delays_no_other(where):
     released = threading.Event()
     counts = dict.fromkeys(("open", "step", "close"), 0)
 

@@ -225,7 +225,7 @@ def test_an_expert_may_say_messages_with_calls():
         assert turn.action[-1] == render.end_token
 
 
-def test_tools_of_a_recorded_conversation_are_told(tmp_path):
+def test_tools_of_a_recorded_conversation_are_described(tmp_path):
     row = {**json.loads(GOOD), "tools": [GET.schema, {"type": "function", "function": {"name": "stop"}}]}
     (task,) = read_demonstrations(written(tmp_path, json.dumps(row)))
     render = Renderer(byte_tokenizer(), tools="hermes")

@@ -101,7 +101,7 @@ def test_the_first_of_a_kind_is_shown_with_its_traceback_and_the_others_are_coun
     assert len(caplog.records) == 1
 
 
-def test_a_process_of_its_own_sends_its_traceback(caplog):
+def test_a_separate_process_sends_its_traceback(caplog):
     kind = isolate(Odd, "support.odd:Odd")
     for word, text in (("raise", 'raise KeyError("first'), ("lie", 'reward=float("nan")')):
         caplog.clear()
@@ -170,7 +170,7 @@ def test_a_wrong_answer_names_the_method_that_gave_it(caplog):
     assert str(line_of(__file__, "# here it begins")) in record.getMessage()
 
 
-def test_kinds_without_end_are_not_told_apart(caplog):
+def test_unlimited_kinds_of_failures_are_counted_together(caplog):
     class Endless(Puppet):
         async def step(self, message):
             raise type(f"Error{id(self)}{len(caplog.records)}", (Exception,), {})("x")

@@ -90,7 +90,7 @@ def test_memory_does_not_grow_with_the_observation():
     assert peak < 2 * len(LARGE)
 
 
-def test_what_is_long_is_tokenised_beside_the_loop(handed):
+def test_a_long_text_is_tokenised_outside_the_loop(handed):
     environment = Puppet(Reply(user("y" * 100_000)), Reply(user("short")), Reply(finished=True))
     made = run(attempted(environment, max_prompt_tokens=200_000, max_trajectory_tokens=300_000))
     assert made.status is Status.finished

@@ -319,7 +319,7 @@ def test_a_reply_keeps_no_mapping_of_the_environment():
 
 
 @pytest.mark.parametrize("where", ["open", "step", "close"])
-def test_a_keyboard_interrupt_is_nobodys_failure(where):
+def test_a_keyboard_interrupt_is_not_a_failed_attempt(where):
     error = KeyboardInterrupt()
     environment = Puppet(
         error if where == "step" else DONE,

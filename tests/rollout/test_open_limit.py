@@ -187,7 +187,7 @@ def test_deadlines_begin_with_the_place():
     assert [made.status for made in group.trajectories] == [Status.finished] * 10
 
 
-def test_whoever_gives_up_waiting_takes_no_permit_along():
+def test_a_cancelled_wait_takes_no_permit():
     from turnwise.rollout.open_limit import OpenLimit
 
     async def scene(open_limit, through):
@@ -215,7 +215,7 @@ def test_whoever_gives_up_waiting_takes_no_permit_along():
         run(scene(open_limit, open_limit.half()))
 
 
-def test_validation_beside_training_leaves_half_of_the_permits(tmp_path):
+def test_overlapping_validation_leaves_half_of_the_permits(tmp_path):
     recipe = recipe_of(max_open=4)
     beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
     alone, environments = environments_for(recipe), environments_for(beside)
@@ -244,7 +244,7 @@ def test_validation_beside_training_leaves_half_of_the_permits(tmp_path):
     run(scene())
 
 
-def test_a_place_is_free_again_whatever_becomes_of_the_attempt():
+def test_a_permit_is_released_however_the_attempt_ends():
     from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit
 
     def broken():

@@ -196,7 +196,7 @@ def test_prune(tmp_path, keep, best, left):
     assert names(tmp_path) == ["latest", *(f"step-{step:06d}" for step in left)]
 
 
-def test_prune_spares_the_one_that_is_being_examined(tmp_path):
+def test_prune_spares_the_checkpoint_under_evaluation(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step, str(step))
     prune_checkpoints(tmp_path, 1, 1, 3)

@@ -143,7 +143,7 @@ def test_prefixes_are_of_turns_after_the_first():
     assert "prefix/breaks/none" not in metrics
 
 
-def test_a_break_that_nobody_recorded_is_counted():
+def test_a_break_without_a_recorded_cause_is_counted():
     metrics = measure([group(attempt(1.0, *chain([1], [2], broke=("none",))))])
     assert metrics["prefix/breaks/unknown"] == 1
     assert metrics["prefix/lost_tokens"] == 2

@@ -51,7 +51,7 @@ def is_free(folder):
     return subprocess.run([sys.executable, "-c", code, str(folder), "alone"], capture_output=True).returncode == 0
 
 
-def test_a_second_process_is_told_who_holds_it(tmp_path, hold):
+def test_a_second_process_learns_who_has_the_lock(tmp_path, hold):
     process, _ = hold()
     written = (tmp_path / NAME).read_bytes()
     holder = json.loads(written)
@@ -104,7 +104,7 @@ def test_two_folders_have_two_locks(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b'{"host": 1}'])
-def test_a_holder_that_has_not_said_who_it_is(tmp_path, hold, content):
+def test_a_lock_without_the_name_of_its_owner(tmp_path, hold, content):
     hold()
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(InUse, match="in use by another process; wait until it ends"), owned(tmp_path):
@@ -142,7 +142,7 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, ca
     )
 
 
-def test_a_folder_of_somebody_else_is_one_line(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_refused_in_one_line(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

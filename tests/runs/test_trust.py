@@ -132,7 +132,7 @@ def test_a_stamp_holds_for_copies_and_not_for_another_config(tmp_path):
         recipe_of_run(copy)
 
 
-def test_a_stamp_holds_for_nobody_else(tmp_path, monkeypatch):
+def test_a_stamp_is_invalid_for_another_user(tmp_path, monkeypatch):
     folder = stamped(tmp_path)
     monkeypatch.setenv("TURNWISE_STATE", str(tmp_path / "somebody else's"))
     with pytest.raises(ValueError, match="was not made by you"):
@@ -142,14 +142,14 @@ def test_a_stamp_holds_for_nobody_else(tmp_path, monkeypatch):
         assert not is_own(folder, folder.config.read_bytes())
 
 
-def test_looking_at_a_folder_does_not_make_it_ones_own(tmp_path):
+def test_reading_a_folder_does_not_stamp_it(tmp_path):
     folder = folder_of(tmp_path, agent="true")
     recipe_of_run(folder, trust="needless")
     with pytest.raises(ValueError, match="was not made by you"):
         recipe_of_run(folder)
 
 
-def test_the_key_is_one_and_for_nobody_else_to_read():
+def test_there_is_one_key_and_only_the_user_can_read_it():
     made = []
     threads = [threading.Thread(target=lambda: made.append(own_key())) for _ in range(8)]
     for thread in threads:
@@ -185,7 +185,7 @@ def test_trust_goes_with_folders(tmp_path, capsys):
     assert "goes with --resume" in refused(capsys, "train", str(micro_toml(tmp_path)), "--trust")
 
 
-def test_a_run_of_ones_own_goes_on_without_a_question(tmp_path, ran):
+def test_a_run_of_the_same_user_resumes_without_consent(tmp_path, ran):
     """What start has stamped."""
     named = ["env.0.name=evil_module:Hops", "env.0.dataset=hops"]
     recipe = micro_recipe(tmp_path, *named, "steps=1", "groups_per_step=1", "sft.updates=0", "evaluation.final_tasks=2")

@@ -124,7 +124,7 @@ def test_a_group_that_was_kept_and_not_started_again_yet_is_still_waiting():
     assert run(work()) == [7]
 
 
-def test_what_is_waited_for_is_named(caplog):
+def test_a_stalled_run_names_what_it_waits_for(caplog):
     async def work():
         async with GroupStream(draws(), group_maker({0: 0.2}), LagSlots(2), 2, patience=0.05) as stream:
             await take(stream, 1)
@@ -134,7 +134,7 @@ def test_what_is_waited_for_is_named(caplog):
     assert "1 of 2 groups are still being made: group 0: 0" in caplog.text
 
 
-def test_an_error_of_an_attempt_reaches_whoever_takes():
+def test_an_error_of_an_attempt_reaches_the_training_loop():
     async def make_group(draw):
         raise RuntimeError("a bug of ours")
 

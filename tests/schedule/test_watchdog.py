@@ -141,7 +141,7 @@ def test_an_environment_that_swallows_its_cancellation_is_left_behind_and_named(
     assert f"{__file__}:" in line
 
 
-def test_a_cancelled_attempt_that_does_not_end_holds_up_nobody():
+def test_a_cancelled_attempt_that_does_not_end_delays_nothing():
     async def work():
         task = asyncio.create_task(attempted(Puppet(stubborn([True])), turn_seconds=1000.0, grace=0.2))
         await asyncio.sleep(0.2)

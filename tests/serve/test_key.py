@@ -34,7 +34,7 @@ def test_a_key_comes_from_the_command_line_a_file_the_environment_or_is_made_up(
     assert find_key("given", "").text == "given"
 
 
-def test_a_key_that_somebody_knows_already_is_not_shown(tmp_path, monkeypatch):
+def test_a_given_key_is_not_printed(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("hidden")
     monkeypatch.setenv(VARIABLE, "hidden")
     for key in (find_key("hidden", ""), find_key("", str(tmp_path / "key")), find_key("", "")):
@@ -68,7 +68,7 @@ def test_mistakes_with_keys_are_one_line(tmp_path, capsys, monkeypatch):
     assert parsed(["serve", "x"]).key_file == ""
 
 
-def test_keys_are_compared_in_constant_time_and_kept_under_marks_that_nobody_can_guess(monkeypatch):
+def test_keys_are_compared_in_constant_time_and_stored_under_secret_hashes(monkeypatch):
     compared, same = [], hmac.compare_digest
 
     def compare(one, other):
@@ -85,7 +85,7 @@ def test_keys_are_compared_in_constant_time_and_kept_under_marks_that_nobody_can
     assert here.find("schlüssel".encode("latin-1")) is session
     assert here.find(b"k") is other
     for wrong in (b"", b"schl", "schlüssel ".encode(), "schlüsse".encode(), b"\xff\xfe", b"K"):
-        with pytest.raises(Refusal, match="not known"):
+        with pytest.raises(Refusal, match="this key is unknown"):
             here.find(wrong)
     assert len(compared) == 9
     assert set(here.sessions).isdisjoint(there.sessions)

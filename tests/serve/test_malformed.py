@@ -105,7 +105,7 @@ def harmless(count, seeds):
     assert made == len(said)
 
 
-def test_malformed_bodies_of_all_dialects_are_refused_and_a_session_beside_them_goes_on():
+def test_malformed_bodies_of_all_dialects_are_refused_and_another_session_continues():
     harmless(1000, [0])
 
 
@@ -134,7 +134,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES])
-def test_what_is_no_strict_json_is_refused_before_it_means_anything(path):
+def test_bodies_that_are_not_strict_json_are_refused_first(path):
     def client(address):
         found = [(raw, *Client(address).post(path, raw, headers)) for raw in UNREADABLE for headers in HEADERS[:4]]
         return [(raw, status, said["error"]["code"], said["error"]["message"]) for raw, status, said in found]

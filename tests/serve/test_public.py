@@ -36,12 +36,12 @@ def offered(client, engine=None):
 
 
 def test_clients_choose_how_is_sampled():
-    asked = Ask("mine", max_tokens=7, stop=("x",), asked={"temperature": 0, "top_p": 0.5, "top_k": -1, "seed": 3})
+    asked = Ask("mine", max_tokens=7, stop=("x",), settings={"temperature": 0, "top_p": 0.5, "top_k": -1, "seed": 3})
     sampling = sampling_of(asked, room=100)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.0, 0.5, 0, 7)
     assert sampling.stop == ("x",)
     with pytest.raises(Refusal, match="frequency_penalty is not supported"):
-        sampling_of(Ask("mine", asked={"frequency_penalty": 1}), room=100)
+        sampling_of(Ask("mine", settings={"frequency_penalty": 1}), room=100)
 
 
 def test_requests_are_answered_and_equal_seeds_sample_alike():

@@ -193,7 +193,7 @@ def test_a_retry_after_the_call_was_forgotten_is_a_new_call(monkeypatch, delay, 
     assert texts(session) == ["answer with 0 left"]
 
 
-def test_what_nobody_heard_is_not_recorded(monkeypatch):
+def test_an_answer_that_no_client_received_is_not_recorded(monkeypatch):
     monkeypatch.setattr("turnwise.serve.session.PATIENCE", 0.02)
     engine, calls = counting()
 
@@ -292,7 +292,7 @@ def test_what_clients_do_to_an_answer_without_meaning_to_is_no_edit():
     assert extends(turns[1], turns[0])
 
 
-def test_two_samples_that_say_the_same_each_go_on_from_their_own():
+def test_two_equal_samples_are_continued_separately():
     def say(prompt, session, seed):
         """The same answer after other thoughts."""
         return f"<think>\n{seed % 9973}\n</think>\n\nyes" if len(prompt) < 40 else "bye"
@@ -478,7 +478,7 @@ def test_rewards_go_to_the_turn_made_last():
 
     async def work():
         session = make_session(engine)
-        with pytest.raises(ValueError, match="no turn yet"):
+        with pytest.raises(ValueError, match="before the first turn"):
             session.pay(1.0)
         await heard(session, ask("go"))
         session.pay(0.25)
@@ -495,7 +495,7 @@ def test_other_settings_than_those_of_training_are_named():
 
     async def work():
         session = make_session(sampling=Sampling(200))
-        return (await heard(session, ask("go", asked=asked))).overridden
+        return (await heard(session, ask("go", settings=asked))).overridden
 
     assert run(work()) == {
         "top_p": {"asked": 0.5, "used": 1.0},
@@ -503,7 +503,7 @@ def test_other_settings_than_those_of_training_are_named():
     }
 
 
-def test_what_is_far_too_long_is_not_tokenised(monkeypatch):
+def test_a_far_too_long_request_is_not_tokenised(monkeypatch):
     render = hermes()
     encoded = []
     monkeypatch.setattr(render, "encode", lambda text: encoded.append(len(text)))

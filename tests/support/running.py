@@ -1,4 +1,4 @@
-"""A micro recipe and helpers to run it, for tests of whole runs."""
+"""Functions that run the micro recipe and commands, for tests of whole runs."""
 
 from __future__ import annotations
 
@@ -7,46 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from turnwise.assemble import run
+from turnwise.cli.commands import main
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
-
-MICRO = """
-steps = 4
-groups_per_step = 4
-max_tokens_per_microbatch = 2048
-[model]
-hidden = 32
-layers = 1
-threads = 1
-[[env]]
-name = "hops"
-tasks = { count = 64, links = [1, 2] }
-[rollout]
-group_size = 4
-max_turns = 4
-max_prompt_tokens = 150
-max_action_tokens = 6
-max_trajectory_tokens = 160
-turn_seconds = 20
-[engine]
-max_num_seqs = 16
-[loss]
-name = "ppo_clip"
-anchor = "engine"
-[optimizer]
-learning_rate = 1e-3
-[evaluation]
-every = 2
-tasks = 8
-final_tasks = 16
-[sft]
-updates = 4
-batch = 8
-[runs]
-checkpoint_every = 2
-"""
+from turnwise.testing.micro import MICRO
 
 
 class SilentScreen(PlainScreen):
@@ -73,6 +41,14 @@ def micro_recipe(folder: Path, *overrides: str) -> Recipe:
     return load_recipe(micro_toml(folder), [f"out={folder / 'run'}", *overrides])
 
 
+def train_once(folder: Path, *overrides: str) -> Path:
+    """Train the micro recipe in a folder with a separate cache, for fixtures of a module; returns the run folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
+        train(micro_recipe(folder, *overrides))
+    return folder / "run"
+
+
 def train(recipe: Recipe, screen: PlainScreen | None = None) -> dict[str, Any] | None:
     async def work() -> dict[str, Any] | None:
         return await run.start(recipe, screen or SilentScreen(), asyncio.Event())
@@ -91,3 +67,12 @@ def untimed(metrics: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file without what a clock has measured."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(("seconds/", "speed/"))} for line in lines]
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistaken command prints."""
+    assert main(list(arguments)) == 2
+    printed = capsys.readouterr().err.strip()
+    assert printed.startswith("turnwise: ")
+    assert "\n" not in printed
+    return printed

@@ -107,7 +107,7 @@ train(recipe_of(Path({folder!r}), "killed", 128, 2), Killer())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(tmp_path: Path, step: int) -> None:
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, step: int) -> None:
     whole = recipe_of(tmp_path, "whole", 128, 2)
     train(whole)
     shutil.rmtree(tmp_path / "cache")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, untimed
+from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, train_once, untimed
 from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import latest_checkpoint, read_checkpoint
 from turnwise.runs.checksums import Damaged
@@ -27,11 +27,8 @@ COMMANDS: dict[str, list[str]] = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of 4 steps with a reference; checkpoints of steps 2 and 4 are there."""
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
-        train(micro_recipe(folder, "kl.coefficient=0.1", "evaluation.final_tasks=4", "evaluation.tasks=4"))
-    return folder / "run"
+    settings = ("kl.coefficient=0.1", "evaluation.final_tasks=4", "evaluation.tasks=4")
+    return train_once(tmp_path_factory.mktemp("whole"), *settings)
 
 
 @pytest.fixture
@@ -116,7 +113,7 @@ def test_where_no_checkpoint_is_whole_every_command_says_so(
         ("metrics.jsonl", ("resume",)),
     ],
 )
-def test_what_is_not_in_a_checkpoint_is_named_where_it_is_read(
+def test_a_damaged_file_is_named_when_it_is_read(
     run: RunFolder,
     capsys: pytest.CaptureFixture[str],
     name: str,

@@ -114,7 +114,7 @@ def test_a_tensor_that_a_later_load_leaves_behind_is_caught_in_float32():
     assert first.metrics["sync/moved"] > first.metrics["sync/gap"] > 1e-5
 
 
-def test_what_moved_is_told():
+def test_the_check_reports_how_far_a_load_moved():
     learner, engine, check = pair()
 
     async def scene():
@@ -232,7 +232,7 @@ def test_an_engine_that_differs_far_into_the_context_only_is_caught_at_the_start
     assert found.metrics["sync/start/gap"] < 1e-5 < 1e-4 < found.metrics["sync/start/gap_far"]
 
 
-def test_a_limit_that_hides_every_load_is_said_to():
+def test_a_limit_that_hides_every_load_is_reported():
     """Of a load that does nothing at all, too."""
     model = tiny_model(tied=True)
     learner = learner_of(model, "bfloat16")
@@ -243,7 +243,7 @@ def test_a_limit_that_hides_every_load_is_said_to():
 
 
 @pytest.mark.parametrize(("share", "problem"), [(0.99, ""), (1.01, "nobody can tell whether a load arrives")])
-def test_a_load_can_be_told_apart_only_if_it_moves_logprobs_four_times_the_limit(share, problem):
+def test_a_load_is_visible_only_if_it_moves_logprobs_four_times_the_limit(share, problem):
     """The engine loads everything: all that is unclear is whether anybody would notice if it did not."""
     _, _, check = pair()
     moved = run(check.begin(0)).metrics["sync/start/moved"]

@@ -99,7 +99,7 @@ def test_a_dtype_that_cannot_be_published_is_named(publisher):
         publisher.publish({"odd": torch.zeros(2, dtype=torch.complex64)}, 1)
 
 
-def test_a_file_of_somebody_else_is_refused(tmp_path):
+def test_a_file_without_a_version_is_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(3)}, tmp_path / "other.safetensors")

@@ -9,7 +9,7 @@ def test_a_tensor_with_two_names_is_found_under_the_first():
     assert tied_names(tensors) == {"head": "embed"}
 
 
-def test_views_and_empty_tensors_are_tensors_of_their_own():
+def test_views_and_empty_tensors_are_separate_tensors():
     square = torch.ones(2, 2)
     views = {"all": square, "part": square[:1], "transposed": square.T, "bits": square.view(torch.int32)}
     assert tied_names(views) == {}

@@ -63,8 +63,8 @@ def slot_engine(
     recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
 ) -> SlotEngine:
     """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
-    own = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
-    return SlotEngine(own, run=worker or inline, shares_weights=worker is None)
+    slot_model = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
+    return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
 
 
 def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> Engine:
@@ -119,7 +119,7 @@ def vllm_engine(
 ) -> VllmEngine:
     """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names. It
     computes in a process of its own and needs no worker."""
-    engine, own = recipe.engine, recipe.engine.vllm
+    engine, vllm = recipe.engine, recipe.engine.vllm
     dtype, device = DTYPES[recipe.model.dtype], model.device.type
     weights = model.state_dict()
     local = LocalSettings(
@@ -129,16 +129,16 @@ def vllm_engine(
         threads=torch.get_num_threads(),
         cache=engine.kv_cache,
         pass_tokens=engine.max_num_batched_tokens,
-        memory=own.memory,
-        eager=device == "cpu" if own.eager == "auto" else own.eager,
-        tensor_parallel=own.tensor_parallel,
-        transfer=own.transfer,
+        memory=vllm.memory,
+        eager=device == "cpu" if vllm.eager == "auto" else vllm.eager,
+        tensor_parallel=vllm.tensor_parallel,
+        transfer=vllm.transfer,
     )
     save = partial(save_policy, model, renderer.tokenizer)
-    folder = Path(own.folder) if own.folder else None
+    folder = Path(vllm.folder) if vllm.folder else None
     return VllmEngine(
-        VllmServer(own.server) if own.server else LocalVllm(save, local),
-        FileTransfer(dtype, folder) if own.transfer == "file" else NativeTransfer(own.transfer, dtype),
+        VllmServer(vllm.server) if vllm.server else LocalVllm(save, local),
+        FileTransfer(dtype, folder) if vllm.transfer == "file" else NativeTransfer(vllm.transfer, dtype),
         slots=engine.max_num_seqs,
         context=context_of(recipe),
         vocabulary=vocabulary_of(model),
@@ -146,7 +146,7 @@ def vllm_engine(
         tensors=weights,
         version=version,
         keep_cache=engine.keep_cache,
-        first_weights=weights if own.server else None,
+        first_weights=weights if vllm.server else None,
     )
 
 

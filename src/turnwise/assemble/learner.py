@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.assemble import objective as choices
 from turnwise.cluster.actors import ActorRanks
-from turnwise.cluster.deal import cost_of, spread
+from turnwise.cluster.deal import cost_of, split_for_ranks
 from turnwise.cluster.placement import Site
 from turnwise.cluster.processes import ProcessRanks
 from turnwise.cluster.rank import MakeLearner
@@ -46,7 +46,7 @@ def as_it_is(policy: Policy) -> Policy:
 
 def layout_of(recipe: Recipe, model: Any) -> Layout:
     """How turns are laid out, for as many ranks as there are."""
-    return spread(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
+    return split_for_ranks(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
 
 
 # ---------------------------------------------------------------- in this process, or over ranks
@@ -54,8 +54,8 @@ def layout_of(recipe: Recipe, model: Any) -> Layout:
 
 def device_of(recipe: Recipe) -> str:
     """Where models compute."""
-    own = recipe.cluster
-    return ("cuda" if own.gpus else "cpu") if own.on_ray else pick_device(recipe.model.device)
+    cluster = recipe.cluster
+    return ("cuda" if cluster.gpus else "cpu") if cluster.on_ray else pick_device(recipe.model.device)
 
 
 @contextmanager
@@ -78,12 +78,12 @@ def learner_for(recipe: Recipe, model: Any, make: MakeLearner, site: Site | None
     if not recipe.cluster.is_spread:
         return make(as_it_is, alone)
     policy_of(recipe, model)  # which refuses a model that is not computed exactly before anything starts
-    own, device = recipe.cluster, device_of(recipe)
+    cluster, device = recipe.cluster, device_of(recipe)
     if site is not None:
-        threads = recipe.model.threads or max(1, int(own.cpus))
+        threads = recipe.model.threads or max(1, int(cluster.cpus))
         return RankedLearner(ActorRanks(site, make, device=device, threads=threads), cost_of(model))
-    threads = recipe.model.threads or max(1, (os.cpu_count() or 1) // own.ranks)
-    return RankedLearner(ProcessRanks(own.ranks, make, device=device, threads=threads), cost_of(model))
+    threads = recipe.model.threads or max(1, (os.cpu_count() or 1) // cluster.ranks)
+    return RankedLearner(ProcessRanks(cluster.ranks, make, device=device, threads=threads), cost_of(model))
 
 
 def rl_learner(

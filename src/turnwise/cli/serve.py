@@ -28,13 +28,13 @@ def target_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> Ev
     where = Path(what)
     if not where.is_dir():
         raise ValueError(f"there is no folder {where}; give a run folder or a model folder")
-    own = RunFolder.open(where).read_config()
-    if "env" in own:
+    config = RunFolder.open(where).read_config()
+    if "env" in config:
         return EvaluationTarget.find(what, None, checkpoint, overrides, "needless")
     if checkpoint is not None:
         raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
     check_model_folder(where)
-    room = min(CONTEXT, int(own.get("max_position_embeddings") or CONTEXT))
+    room = min(CONTEXT, int(config.get("max_position_embeddings") or CONTEXT))
     limits = {"max_prompt_tokens": room - 1, "max_action_tokens": room, "max_trajectory_tokens": room}
     tree = {"env": [{"name": "guess"}], "model": {"path": str(where)}, "rollout": limits}
     for override in overrides:

@@ -10,48 +10,50 @@ from typing import Any
 from numpy.typing import NDArray
 
 from turnwise.cluster.placement import Site
-from turnwise.cluster.rank import MakeLearner, Place, Rank, join
+from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join
 from turnwise.schedule.stopping import LearnerLost
 from turnwise.weights.object_store import StoredWeights
 
 
 class RankActor:
-    """A process of the cluster with a `Rank` in it."""
+    """A process of the cluster that holds a `Rank`."""
 
     rank: Rank
 
     def meeting(self) -> str:
-        """Where the ranks can meet: at this one's node."""
+        """A free address on this actor's node, where the ranks can meet."""
         import ray
 
-        with socket.socket() as found:
-            found.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def start(self, place: Place, make: MakeLearner) -> None:
-        join(place)
-        self.rank = Rank(place, make)
+    def start(self, address: RankAddress, make: MakeLearner) -> None:
+        join(address)
+        self.rank = Rank(address, make)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.rank, method)(*arguments)
 
     def publish(self) -> tuple[None, dict[str, NDArray[Any]] | None]:
-        """(nothing, by which one sees that it is done, and the weights)."""
+        """(None, the weights). A caller can wait for the None without fetching the weights."""
         return None, self.rank.publish()
 
 
 class ActorRanks:
-    """`Ranks` as actors at the places of a site, which is left as it is when they end."""
+    """`Ranks` as actors on a site. The site stays open when they end."""
 
     def __init__(self, site: Site, make: MakeLearner, *, device: str, threads: int) -> None:
         import ray
 
-        self.size = site.own.ranks
+        self.size = site.config.ranks
         actor = ray.remote(RankActor)
         self.actors = [actor.options(**site.options(site.of_ranks, rank)).remote() for rank in range(self.size)]
-        place = Place(0, self.size, ray.get(self.actors[0].meeting.remote()), device, threads)
-        made = ray.put(make)
-        self.answers([a.start.remote(replace(place, rank=rank), made) for rank, a in enumerate(self.actors)])
+        address = RankAddress(0, self.size, ray.get(self.actors[0].meeting.remote()), device, threads)
+        make_reference = ray.put(make)
+        self.answers(
+            [a.start.remote(replace(address, rank=rank), make_reference) for rank, a in enumerate(self.actors)]
+        )
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         return self.answers(
@@ -59,29 +61,29 @@ class ActorRanks:
         )
 
     def publish(self) -> StoredWeights:
-        """All weights, left where the first rank has put them."""
-        asked = [actor.publish.options(num_returns=2).remote() for actor in self.actors]
-        self.answers([done for done, _ in asked])
-        return StoredWeights(asked[0][1])
+        """All weights, in the object store, where the first rank puts them."""
+        calls = [actor.publish.options(num_returns=2).remote() for actor in self.actors]
+        self.answers([done for done, _ in calls])
+        return StoredWeights(calls[0][1])
 
-    def answers(self, asked: list[Any]) -> list[Any]:
-        """What every rank says, in whichever order they say it."""
+    def answers(self, calls: list[Any]) -> list[Any]:
+        """The answers of all ranks. They may arrive in any order."""
         import ray
         from ray.exceptions import RayError
 
-        if not asked:
+        if not calls:
             raise LearnerLost("the ranks of the learner have ended")
-        found: dict[int, Any] = {}
-        waiting = {reference: rank for rank, reference in enumerate(asked)}
+        answers: dict[int, Any] = {}
+        waiting = {reference: rank for rank, reference in enumerate(calls)}
         while waiting:
             [done], _ = ray.wait(list(waiting), num_returns=1)
             rank = waiting.pop(done)
             try:
-                found[rank] = ray.get(done)
+                answers[rank] = ray.get(done)
             except RayError as error:
                 self.close()
                 raise LearnerLost.by(rank, str(error)) from None
-        return [found[rank] for rank in range(len(asked))]
+        return [answers[rank] for rank in range(len(calls))]
 
     def close(self) -> None:
         import ray

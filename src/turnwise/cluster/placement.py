@@ -1,4 +1,4 @@
-"""The site: the part of a Ray cluster that a run has for itself."""
+"""The site: the part of a Ray cluster that is reserved for a run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ NODE = "ray.io/node-id"
 """A label that Ray gives to every node."""
 
 
-def connect(own: ClusterConfig) -> None:
+def connect(config: ClusterConfig) -> None:
     """Join the Ray cluster that a recipe names, unless this process has joined one."""
     import ray
 
     if not ray.is_initialized():
-        ray.init(address=own.address or None, log_to_driver=False, logging_level="warning")
+        ray.init(address=config.address or None, log_to_driver=False, logging_level="warning")
 
 
 class Site:
-    """Places for learner ranks and engine replicas, each with its CPUs and GPUs, held until `close`.
+    """Reserved CPUs and GPUs for learner ranks and engine replicas, until `close`.
 
-    Colocated, a rank and a replica share a place and its GPUs. Disaggregated, no replica is on a node that has a rank.
+    Colocated: a rank and a replica share a bundle and its GPUs. Disaggregated: no replica is on a node with a rank.
 
     Example:
         Site(ClusterConfig(placement="disaggregated", ranks=2, replicas=2))
     """
 
-    def __init__(self, own: ClusterConfig) -> None:
-        connect(own)
-        self.own = own
+    def __init__(self, config: ClusterConfig) -> None:
+        connect(config)
+        self.config = config
         self.groups: list[Any] = []
         """Placement groups of Ray."""
         try:
@@ -39,47 +39,47 @@ class Site:
             raise
 
     def reserve(self) -> None:
-        own = self.own
-        if own.placement == "colocated":
-            both = {"CPU": 2.0 * own.cpus, "GPU": own.gpus}
-            group = self.group([both] * max(own.ranks, own.replicas))
+        config = self.config
+        if config.placement == "colocated":
+            both = {"CPU": 2.0 * config.cpus, "GPU": config.gpus}
+            group = self.group([both] * max(config.ranks, config.replicas))
             self.of_ranks = self.of_replicas = group
             return
-        each = {"CPU": own.cpus, "GPU": own.gpus}
-        self.of_ranks = self.group([each] * own.ranks)
+        each = {"CPU": config.cpus, "GPU": config.gpus}
+        self.of_ranks = self.group([each] * config.ranks)
         taken = ",".join(sorted(set(nodes_of(self.of_ranks))))
-        self.of_replicas = self.group([each] * own.replicas, {NODE: f"!in({taken})"})
+        self.of_replicas = self.group([each] * config.replicas, {NODE: f"!in({taken})"})
 
     def group(self, bundles: list[dict[str, float]], where: dict[str, str] | None = None) -> Any:
-        """A placement group of Ray, on as few nodes as have room, once it is there."""
+        """A placement group of Ray on as few nodes as possible; returns when it is ready."""
         import ray
         from ray.exceptions import GetTimeoutError
         from ray.util import placement_group
 
         wanted = [{kind: count for kind, count in bundle.items() if count} for bundle in bundles]
         labels = None if where is None else [where] * len(bundles)
-        found = placement_group(wanted, strategy="PACK", bundle_label_selector=labels)
-        self.groups.append(found)
+        group = placement_group(wanted, strategy="PACK", bundle_label_selector=labels)
+        self.groups.append(group)
         try:
-            ray.get(found.ready(), timeout=self.own.placement_seconds)
+            ray.get(group.ready(), timeout=self.config.placement_seconds)
         except GetTimeoutError:
             apart = " on nodes without a rank" if where else ""
             raise ValueError(
-                f"after {self.own.placement_seconds:g} s the cluster has no room for {len(bundles)} times "
+                f"after {self.config.placement_seconds:g} s the cluster has no room for {len(bundles)} times "
                 f"{wanted[0]}{apart}; "
                 "add nodes, or lower cluster.ranks, cluster.replicas or cluster.cpus"
             ) from None
-        return found
+        return group
 
-    def options(self, group: Any, place: int) -> dict[str, Any]:
-        """How an actor gets to a place of a group; where two share it, each has half of its GPUs."""
+    def options(self, group: Any, bundle: int) -> dict[str, Any]:
+        """Options that place an actor on a bundle of a group. Two actors on one bundle get half of its GPUs each."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        share = 0.5 if self.own.placement == "colocated" else 1.0
+        share = 0.5 if self.config.placement == "colocated" else 1.0
         return {
-            "num_cpus": self.own.cpus,
-            "num_gpus": share * self.own.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+            "num_cpus": self.config.cpus,
+            "num_gpus": share * self.config.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         }
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ class Site:
 
 
 def nodes_of(group: Any) -> list[str]:
-    """The node of every place of a group."""
+    """The node of every bundle of a group."""
     from ray.util import placement_group_table
 
-    found = placement_group_table(group)["bundles_to_node_id"]
-    return [found[place] for place in sorted(found)]
+    node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
+    return [node_of_bundle[bundle] for bundle in sorted(node_of_bundle)]

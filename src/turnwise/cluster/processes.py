@@ -11,7 +11,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Never
 
-from turnwise.cluster.rank import MakeLearner, Place, Rank, join, leave
+from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join, leave
 from turnwise.engines.remote.child import Child
 from turnwise.schedule.stopping import LearnerLost
 from turnwise.weights.object_store import tensors_of_arrays
@@ -21,7 +21,7 @@ GRACE = 10.0
 
 
 class ProcessRanks:
-    """`Ranks` in processes that are started here and end with `close`, or with this process.
+    """`Ranks` as processes that the constructor starts. They end with `close`, or with this process.
 
     Example:
         ranks = ProcessRanks(2, partial(learner_of_a_rank, recipe, model))
@@ -29,23 +29,23 @@ class ProcessRanks:
 
     def __init__(self, size: int, make: MakeLearner, *, device: str = "cpu", threads: int = 1) -> None:
         self.size = size
-        made = pickle.dumps(make)  # once for all of them
-        place = Place(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
+        pickled_make = pickle.dumps(make)  # once for all of them
+        address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
         self.processes: list[Child] = []
         self.lines: list[Connection] = []
         try:
             for rank in range(size):
                 self.processes.append(Child(f"rank {rank}"))
-            for rank, process in enumerate(self.processes):  # which all have begun to import by now
-                self.tell(rank, process, replace(place, rank=rank), made)
-            self.answers()  # that each has been made
+            for rank, process in enumerate(self.processes):  # by now all of them have begun to import
+                self.tell(rank, process, replace(address, rank=rank), pickled_make)
+            self.answers()  # wait until each rank is ready
         except BaseException:
             self.kill()
             raise
 
-    def tell(self, rank: int, process: Child, place: Place, made: bytes) -> None:
+    def tell(self, rank: int, process: Child, address: RankAddress, pickled_make: bytes) -> None:
         try:
-            process.work(serve, place, made)
+            process.work(serve, address, pickled_make)
         except OSError:
             self.fail(rank, "its process has ended")
         self.lines.append(Connection(process.line.detach()))
@@ -64,20 +64,20 @@ class ProcessRanks:
         return tensors_of_arrays(self.call("publish")[0])
 
     def answers(self) -> list[Any]:
-        """What every rank says, in whichever order they say it."""
-        found: dict[int, Any] = {}
+        """The answers of all ranks. They may arrive in any order."""
+        answers: dict[int, Any] = {}
         waiting = {line: rank for rank, line in enumerate(self.lines)}
         while waiting:
             for line in wait(list(waiting)):
                 assert isinstance(line, Connection)
                 rank = waiting.pop(line)
                 try:
-                    succeeded, found[rank] = line.recv()
+                    succeeded, answers[rank] = line.recv()
                 except (EOFError, OSError):
                     self.fail(rank, "its process has ended")
                 if not succeeded:
-                    self.fail(rank, found[rank])
-        return [found[rank] for rank in range(self.size)]
+                    self.fail(rank, answers[rank])
+        return [answers[rank] for rank in range(self.size)]
 
     def fail(self, rank: int, reason: str) -> Never:
         self.kill()
@@ -91,33 +91,33 @@ class ProcessRanks:
         self.processes, self.lines = [], []
 
     def kill(self) -> None:
-        """End them whatever they are doing."""
+        """Kill the processes."""
         for process in self.processes:
             process.line.close()
             process.kill()
         self.close()
 
 
-def serve(there: socket.socket, place: Place, made: bytes) -> None:
-    """Answer calls until the other end closes the line."""
-    line = Connection(there.detach())
+def serve(channel: socket.socket, address: RankAddress, pickled_make: bytes) -> None:
+    """Answer calls until the other end closes the connection."""
+    line = Connection(channel.detach())
     try:
-        join(place)
-        rank = Rank(place, pickle.loads(made))
+        join(address)
+        rank = Rank(address, pickle.loads(pickled_make))
         line.send((True, None))
         while True:
             method, arguments = line.recv()
             line.send((True, getattr(rank, method)(*arguments)))
     except EOFError:
         leave()
-        os._exit(0)  # to take the interpreter apart takes seconds, and frees nothing that would not be freed anyhow
-    except Exception:  # whatever it is, the one who called shall read it
+        os._exit(0)  # a regular exit of the interpreter takes seconds and is not needed
+    except Exception:  # the caller gets the traceback
         line.send((False, traceback.format_exc()))
         os._exit(1)
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port

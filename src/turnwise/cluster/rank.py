@@ -1,4 +1,4 @@
-"""A rank: one of the processes that hold a learner together, each with its part of the weights and of the plans."""
+"""A rank: one of the processes that share a learner. Each has a part of the weights and of the plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
-from turnwise.cluster.shard import reduce_sums, shard, whole
+from turnwise.cluster.shard import reduce_sums, shard, whole_tensor
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
@@ -24,44 +24,44 @@ from turnwise.learn.stepper import Reduce
 from turnwise.plan.plan import Plan
 
 MakeLearner = Callable[[Callable[[Policy], Policy], Reduce], Learner]
-"""(what is done with every policy once it is made, how sums are added up over ranks) -> a learner."""
+"""(a function that shards a policy, a function that adds up sums over ranks) -> a learner."""
 
 Share = Mapping[int, NDArray[Any]]
-"""Arrays of some turns of a mini-batch, by turn: those that a rank computes."""
+"""Arrays by turn, for the turns of a mini-batch that one rank computes."""
 
 NOTHING = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which rank one is, and where all of them meet.
+class RankAddress:
+    """The number of a rank, and the address where all ranks meet.
 
     Example:
-        Place(rank=1, ranks=4, meeting="tcp://10.0.0.7:29500")
+        RankAddress(rank=1, ranks=4, meeting="tcp://10.0.0.7:29500")
     """
 
     rank: int
     ranks: int
     meeting: str
     device: str = "cpu"
-    """gloo carries what ranks on cpu say to each other, NCCL what those on cuda do."""
+    """Ranks on cpu communicate with gloo, ranks on cuda with NCCL."""
     threads: int = 1
     """CPU threads of this rank."""
     patience: float = 1800.0
-    """Seconds after which a rank gives up waiting for the others."""
+    """Seconds that a rank waits for the others."""
 
 
-def join(place: Place) -> None:
-    """Meet the other ranks; returns when all are there."""
-    torch.set_num_threads(place.threads)
-    if place.device == "cuda":
-        torch.cuda.set_device(place.rank % torch.cuda.device_count())
+def join(address: RankAddress) -> None:
+    """Join the process group; returns when all ranks have joined."""
+    torch.set_num_threads(address.threads)
+    if address.device == "cuda":
+        torch.cuda.set_device(address.rank % torch.cuda.device_count())
     dist.init_process_group(
-        "nccl" if place.device == "cuda" else "gloo",
-        init_method=place.meeting,
-        rank=place.rank,
-        world_size=place.ranks,
-        timeout=timedelta(seconds=place.patience),
+        "nccl" if address.device == "cuda" else "gloo",
+        init_method=address.meeting,
+        rank=address.rank,
+        world_size=address.ranks,
+        timeout=timedelta(seconds=address.patience),
     )
 
 
@@ -71,12 +71,12 @@ def leave() -> None:
 
 
 class Rank:
-    """A learner whose policies are spread over all ranks that have joined. Every method is called on all of them, in
-    the same order."""
+    """A learner whose policies are sharded over all ranks. Every method must be called on all ranks, in the same
+    order."""
 
-    def __init__(self, place: Place, make: MakeLearner) -> None:
-        mesh = init_device_mesh(place.device, (place.ranks,))
-        self.is_first = place.rank == 0
+    def __init__(self, address: RankAddress, make: MakeLearner) -> None:
+        mesh = init_device_mesh(address.device, (address.ranks,))
+        self.is_first = address.rank == 0
         self.learner = make(partial(shard, mesh=mesh), reduce_sums)
 
     def score(self, plans: Sequence[Plan], num_turns: int, name: str) -> Share:
@@ -87,29 +87,31 @@ class Rank:
         plans: Sequence[Plan],
         num_turns: int,
         credit: Share,
-        weights: Share,
+        token_weights: Share,
         scores: Mapping[str, Share],
         objective: Objective,
     ) -> tuple[dict[str, float], Share]:
-        """The metrics of all ranks, and the logprobs of this one's turns."""
-        told = {name: listed(share, num_turns) for name, share in scores.items()}
+        """The metrics over all ranks, and the logprobs of this rank's turns."""
+        scores_by_turn = {name: as_list(share, num_turns) for name, share in scores.items()}
         metrics, logprobs = self.learner.update(
-            plans, listed(credit, num_turns), listed(weights, num_turns), told, objective
+            plans, as_list(credit, num_turns), as_list(token_weights, num_turns), scores_by_turn, objective
         )
         return metrics, share_of(plans, logprobs)
 
     def update_critic(
-        self, plans: Sequence[Plan], num_turns: int, targets: Share, weights: Share, old: Share
+        self, plans: Sequence[Plan], num_turns: int, targets: Share, token_weights: Share, old: Share
     ) -> dict[str, float]:
-        return self.learner.update_critic(plans, *(listed(share, num_turns) for share in (targets, weights, old)))
+        return self.learner.update_critic(
+            plans, *(as_list(share, num_turns) for share in (targets, token_weights, old))
+        )
 
     def count(self) -> tuple[dict[str, float], int]:
         """(seconds by stage, updates skipped in a row)."""
         return self.learner.seconds, self.learner.num_skipped_in_a_row
 
     def publish(self) -> dict[str, NDArray[Any]] | None:
-        """All weights, gathered tensor by tensor, adapters added to them; on the first rank only. As arrays: tensors
-        would go to another process by a file descriptor each."""
+        """All weights with merged adapters, gathered tensor by tensor; None on all ranks but the first. They are arrays
+        because each tensor would need a file descriptor to get to another process."""
         weights = self.weights()
         return None if weights is None else arrays_of(self.learner.plain(weights))
 
@@ -120,24 +122,26 @@ class Rank:
         self.learner.undisturb()
 
     def gradients(self) -> dict[str, NDArray[Any]] | None:
-        """The gradient of the last update, gathered; on the first rank only."""
-        found = self.learner.policy.model.named_parameters()
-        whole_ones = self.gathered({name: p.grad for name, p in found if p.grad is not None})
-        return None if whole_ones is None else arrays_of(whole_ones)
+        """The gathered gradient of the last update; None on all ranks but the first."""
+        parameters = self.learner.policy.model.named_parameters()
+        gradients = self.gathered(
+            {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+        )
+        return None if gradients is None else arrays_of(gradients)
 
     def weights(self) -> dict[str, torch.Tensor] | None:
         return self.gathered(self.learner.policy.model.state_dict(keep_vars=True))
 
     def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        seen: dict[int, torch.Tensor] = {}  # tied weights are gathered once
+        gathered_by_id: dict[int, torch.Tensor] = {}  # tied weights are gathered once
         for tensor in tensors.values():
-            if id(tensor) not in seen:
-                complete = whole(tensor)
-                seen[id(tensor)] = complete.cpu() if self.is_first else complete.new_empty(0)
-        return {name: seen[id(tensor)] for name, tensor in tensors.items()} if self.is_first else None
+            if id(tensor) not in gathered_by_id:
+                complete = whole_tensor(tensor)
+                gathered_by_id[id(tensor)] = complete.cpu() if self.is_first else complete.new_empty(0)
+        return {name: gathered_by_id[id(tensor)] for name, tensor in tensors.items()} if self.is_first else None
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """A checkpoint like that of any learner: the first rank writes the weights, and each its part of the rest."""
+        """Write the usual checkpoint: the first rank writes the weights, and each rank its part of the state."""
         weights = self.weights()
         if weights is not None:
             self.learner.save_weights(folder, tokenizer, weights)
@@ -151,11 +155,11 @@ def arrays_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def listed(share: Share, num_turns: int) -> list[NDArray[Any]]:
-    """One array per turn of the mini-batch, nothing for those that other ranks compute."""
+def as_list(share: Share, num_turns: int) -> list[NDArray[Any]]:
+    """One array per turn of the mini-batch, empty for turns of other ranks."""
     return [share.get(turn, NOTHING) for turn in range(num_turns)]
 
 
 def share_of(plans: Sequence[Plan], per_turn: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """What belongs to the turns of some plans."""
+    """The arrays of the turns of some plans."""
     return {turn: per_turn[turn] for plan in plans for turn in plan.turns.tolist()}

@@ -1,4 +1,4 @@
-"""The learner over ranks: deals plans to them, and puts together what they say."""
+"""The learner over ranks: deals plans to the ranks and merges their results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from turnwise.plan.plan import Plan
 
 
 class Ranks(Protocol):
-    """Processes with a `Rank` in each, wherever they run."""
+    """Processes that each hold a `Rank`."""
 
     size: int
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
-        """What a method returns on every rank; of each argument a rank gets its own entry. A rank that fails ends all
-        of them, since the others would wait for it, and is LearnerLost here."""
+        """The results of a method on all ranks. Each argument has one entry per rank. If a rank fails, all ranks end,
+        because the others would wait for it, and LearnerLost is raised."""
         ...
 
     def publish(self) -> Mapping[str, Any]:
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
 
 class RankedLearner:
-    """A learner whose weights and plans are spread over ranks; to the training loop it is one like any other."""
+    """A learner whose weights and plans are spread over ranks. The training loop uses it like any other learner."""
 
     def __init__(self, ranks: Ranks, cost: Cost) -> None:
         self.ranks = ranks
@@ -45,42 +45,42 @@ class RankedLearner:
         self.count()
 
     def count(self) -> None:
-        """Take over the counters of the first rank: the others are no faster, since they wait for each other."""
+        """Copy the counters of the first rank. Ranks wait for each other, so the counters of the others are similar."""
         self.seconds, self.num_skipped_in_a_row = self.ranks.call("count")[0]
 
     def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
         dealt = deal(plans, self.ranks.size, self.cost)
-        shares = self.ranks.call("score", dealt, self.same(num_turns), self.same(name))
+        shares = self.ranks.call("score", dealt, self.for_all(num_turns), self.for_all(name))
         self.count()
-        return together(shares, num_turns)
+        return merged(shares, num_turns)
 
     def update(
         self,
         plans: Sequence[Plan],
         credit: PerTurn,
-        weights: PerTurn,
+        token_weights: PerTurn,
         scores: Mapping[str, PerTurn],
         objective: Objective,
     ) -> tuple[dict[str, float], list[NDArray[Any]]]:
         dealt, size = deal(plans, self.ranks.size, self.cost), len(credit)
-        found = self.ranks.call(
+        results = self.ranks.call(
             "update",
             dealt,
-            self.same(size),
+            self.for_all(size),
             shares_of(dealt, credit),
-            shares_of(dealt, weights),
-            [{name: share_of(own, values) for name, values in scores.items()} for own in dealt],
-            self.same(objective),
+            shares_of(dealt, token_weights),
+            [{name: share_of(rank_plans, values) for name, values in scores.items()} for rank_plans in dealt],
+            self.for_all(objective),
         )
         self.count()
-        return found[0][0], together([share for _, share in found], size)
+        return results[0][0], merged([share for _, share in results], size)
 
     def update_critic(
-        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn
+        self, plans: Sequence[Plan], targets: PerTurn, token_weights: PerTurn, old: PerTurn
     ) -> dict[str, float]:
         dealt = deal(plans, self.ranks.size, self.cost)
-        shares = (shares_of(dealt, values) for values in (targets, weights, old))
-        metrics: dict[str, float] = self.ranks.call("update_critic", dealt, self.same(len(targets)), *shares)[0]
+        shares = (shares_of(dealt, values) for values in (targets, token_weights, old))
+        metrics: dict[str, float] = self.ranks.call("update_critic", dealt, self.for_all(len(targets)), *shares)[0]
         self.count()
         return metrics
 
@@ -88,26 +88,26 @@ class RankedLearner:
         return self.ranks.publish()
 
     def disturb(self, change: Change) -> int:
-        found: list[int] = self.ranks.call("disturb", self.same(change))
-        return max(found)
+        counts: list[int] = self.ranks.call("disturb", self.for_all(change))
+        return max(counts)
 
     def undisturb(self) -> None:
         self.ranks.call("undisturb")
 
     def gradients(self) -> Mapping[str, Any]:
-        """The gradient of the last update, as it was applied."""
-        found: Mapping[str, Any] = self.ranks.call("gradients")[0]
-        return found
+        """The gradient of the last update."""
+        gradients: Mapping[str, Any] = self.ranks.call("gradients")[0]
+        return gradients
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """Every rank writes to the folder, which all of them must see."""
-        self.ranks.call("save", self.same(folder.absolute()), self.same(tokenizer))
+        """Every rank writes into the folder, so all of them must be able to reach it."""
+        self.ranks.call("save", self.for_all(folder.absolute()), self.for_all(tokenizer))
 
     def restore(self, folder: Path) -> None:
-        self.ranks.call("restore", self.same(folder.absolute()))
+        self.ranks.call("restore", self.for_all(folder.absolute()))
         self.count()
 
-    def same(self, value: Any) -> list[Any]:
+    def for_all(self, value: Any) -> list[Any]:
         return [value] * self.ranks.size
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def shares_of(dealt: Sequence[Sequence[Plan]], per_turn: PerTurn) -> list[Share]
     return [share_of(plans, per_turn) for plans in dealt]
 
 
-def together(shares: Sequence[Share], num_turns: int) -> list[NDArray[Any]]:
-    """One array per turn, from whichever rank has it."""
-    found = {turn: values for share in shares for turn, values in share.items()}
-    return [found.get(turn, NOTHING) for turn in range(num_turns)]
+def merged(shares: Sequence[Share], num_turns: int) -> list[NDArray[Any]]:
+    """One array per turn, from the rank that computed it."""
+    arrays = {turn: values for share in shares for turn, values in share.items()}
+    return [arrays.get(turn, NOTHING) for turn in range(num_turns)]

@@ -1,4 +1,4 @@
-"""Environments that run in actors of a Ray cluster, because they need a process or a machine for themselves."""
+"""Environments that run in actors of a Ray cluster, because they need a separate process or machine."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RemoteEnvironments:
     ) -> None:
         if is_batchable(kind):
             raise ValueError(
-                f"env.actors would keep calls of {kind.__name__} from being put together by its step_many; remove one"
+                f"{kind.__name__} combines calls in step_many, which env.actors prevents; remove one of them"
             )
         self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
         self.failures = failures or Failures()
@@ -114,7 +114,7 @@ class RemoteEnvironments:
 
 
 class RemoteEnvironment:
-    """`Environment` in an actor. An error there is the same error here; an actor that dies fails its attempts."""
+    """`Environment` in an actor. Errors of the environment are raised here too. If an actor dies, its attempts fail."""
 
     def __init__(self, actor: Any, number: int) -> None:
         self.actor = actor
@@ -132,10 +132,10 @@ class RemoteEnvironment:
         reply: Reply | None = await self.answer(self.actor.close.remote(self.number))
         return reply
 
-    async def answer(self, asked: Any) -> Any:
+    async def answer(self, call: Any) -> Any:
         from ray.exceptions import RayTaskError
 
         try:
-            return await asked
+            return await call
         except RayTaskError as error:
             raise error.cause from None

@@ -59,13 +59,13 @@ class RayReplica:
         """`make_reference` refers to a `MakeEngine` in the object store."""
         import ray
 
-        # Calls wait in the engine, which knows best which of them to serve.
+        # Calls wait in the engine, which schedules them.
         options = {**site.options(site.of_replicas, number), "max_concurrency": 100_000}
         self.actor = ray.remote(ReplicaActor).options(**options).remote(make_reference)
         self.name = f"engine replica {number}"
         self.context = context
         self.seconds = 0.0
-        """Seconds inside the model, as the actor said with its last completion or health check."""
+        """Seconds inside the model, from the actor's last completion or health check."""
         self.closed = False
 
     async def open(self) -> None:
@@ -109,7 +109,7 @@ class RayReplica:
             ray.kill(self.actor)
 
     async def answer(self, call: Any) -> Any:
-        """The result of a call to the actor; its failures are those of an engine."""
+        """The result of a call to the actor. Failures are raised as EngineFailure."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
@@ -118,7 +118,7 @@ class RayReplica:
             cause = error.cause
             raise cause if isinstance(cause, (EngineFailure, ValueError)) else EngineFailure(str(cause)) from None
         except RayError as error:
-            raise EngineFailure(f"{self.name} is gone: {error}") from None
+            raise EngineFailure(f"{self.name} has ended: {error}") from None
 
 
 def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
@@ -130,4 +130,4 @@ def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
     def start(number: int) -> RayReplica:
         return RayReplica(site, number, make_reference, context=context)
 
-    return Router(start, site.own.replicas, ObjectStore())
+    return Router(start, site.config.replicas, ObjectStore())

@@ -1,4 +1,4 @@
-"""Sharding: a policy's weights spread over ranks by FSDP2, gathered layer by layer while a pass needs them."""
+"""Sharding: FSDP2 spreads a policy's weights over ranks and gathers them layer by layer during a pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from turnwise.learn.stepper import Sums
 
 
 class Shell(torch.nn.Module):
-    """The root that FSDP gathers weights around. A pass is computed as its forward, because a policy uses the output
-    embedding by itself, outside every forward of the model, and it may be tied to the input embedding."""
+    """The root module for FSDP. A pass runs inside its forward, because a policy uses the output embedding outside the
+    model's forward, and the output embedding may be tied to the input embedding."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Shell(torch.nn.Module):
 
 
 def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
-    """The policy, each of its parameters spread over the ranks of a mesh; its passes must then be made by all.
+    """The policy with each parameter sharded over the ranks of a mesh. All ranks must then make its passes together.
 
     Gradients are summed over ranks, not averaged: a token's weight is its share of the whole mini-batch.
     """
@@ -45,13 +45,13 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The modules that are gathered one by one: those which transformers says must not be split."""
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in whole]
+    """The modules that are gathered one by one: those that transformers lists as not to be split."""
+    unsplit = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in unsplit]
 
 
 def reduce_sums(sums: Sums) -> Sums:
-    """The sums of all ranks, on each of them. All must have the same names."""
+    """The sums added up over all ranks. All ranks must have the same names."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     names = sorted(sums)
     numbers = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=device)
@@ -59,7 +59,7 @@ def reduce_sums(sums: Sums) -> Sums:
     return dict(zip(names, numbers.tolist(), strict=True))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor gathered from all ranks where it is spread over them; then each must ask for it."""
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor. If it is sharded, it is gathered from all ranks, and all of them must call this."""
     gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered.detach()

@@ -61,9 +61,9 @@ class Package:
         except subprocess.TimeoutExpired:
             raise ValueError(f"{command[0]} did not get {self.file} within {PATIENCE / 60:.0f} minutes") from None
         if done.returncode or not (folder / self.file).is_file():
-            told = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-            wrong = next((line for line in told if "error" in line.lower()), told[-1])
-            raise ValueError(f"{' '.join(command[:2])} could not get {self.file}: {wrong.strip()[:300]}")
+            lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+            message = next((line for line in lines if "error" in line.lower()), lines[-1])
+            raise ValueError(f"{' '.join(command[:2])} could not get {self.file}: {message.strip()[:300]}")
 
     def command(self, folder: Path) -> list[str]:
         if self.registry == "npm":

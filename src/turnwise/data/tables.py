@@ -71,27 +71,27 @@ def hugging_face_rows(source: str) -> Iterator[Any]:
     split = split or "train"
     try:
         if (Path(name) / "state.json").is_file():
-            found = datasets.load_from_disk(name)
+            dataset = datasets.load_from_disk(name)
         elif (Path(name) / "dataset_dict.json").is_file():
-            found = datasets.load_from_disk(name)[split]
+            dataset = datasets.load_from_disk(name)[split]
         else:
-            found = datasets.load_dataset(name, configuration or None, split=split)
+            dataset = datasets.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the library raises what its transports raise
-        told = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"cannot load {source}: {type(error).__name__}: {told[:300]}") from None
-    return iter(found)
+        message = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"cannot load {source}: {type(error).__name__}: {message[:300]}") from None
+    return iter(dataset)
 
 
 def python_rows(source: str) -> Iterator[Any]:
     """What a function returns, or what a name stands for."""
     module, _, name = source.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{source}: {error}; is the module on PYTHONPATH?") from None
     except AttributeError:
         raise ValueError(f"{source}: module {module} has no {name}") from None
-    rows = found() if callable(found) else found
+    rows = value() if callable(value) else value
     if not isinstance(rows, Iterable) or isinstance(rows, (str, bytes, Mapping)):
         raise ValueError(f"{source} gives {type(rows).__name__}; it needs to give rows, one object per task")
     return iter(rows)

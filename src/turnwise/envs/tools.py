@@ -86,11 +86,11 @@ class Tool:
         from transformers.utils.chat_template_utils import parse_google_format_docstring
 
         name = function.__name__
-        about, told, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
+        about, parameter_docs, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
         if not about:
             raise ValueError(f"the tool {name} needs a docstring, which tells the model what it does")
         try:
-            arguments = arguments_of(function, told or {}, is_method)
+            arguments = arguments_of(function, parameter_docs or {}, is_method)
             schema = arguments.model_json_schema(schema_generator=Untitled)
         except (NameError, PydanticUserError) as error:
             why = str(error).partition("\n")[0]
@@ -128,20 +128,22 @@ class Tool:
         return waiting.result()
 
 
-def arguments_of(function: Callable[..., Any], told: Mapping[str, str], is_method: bool) -> type[BaseModel]:
+def arguments_of(function: Callable[..., Any], parameter_docs: Mapping[str, str], is_method: bool) -> type[BaseModel]:
     """A model of a function's parameters, but for the object of a method."""
     hints = get_type_hints(function, include_extras=True)
     parameters = list(inspect.signature(function).parameters.values())[is_method:]
     fields: dict[str, Any] = {}
-    for place, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"the tool {function.__name__} takes {parameter}; a tool names all its parameters")
         if parameter.name not in hints:
             raise ValueError(f"the tool {function.__name__} needs a type for {parameter.name}")
         default: Any = ... if parameter.default is parameter.empty else parameter.default
-        about: dict[str, Any] = {"description": told[parameter.name]} if parameter.name in told else {}
+        description: dict[str, Any] = (
+            {"description": parameter_docs[parameter.name]} if parameter.name in parameter_docs else {}
+        )
         # Under a name of our own: a parameter may have any, such as that of a method of pydantic's models.
-        fields[f"a{place}"] = hints[parameter.name], Field(default, alias=parameter.name, **about)
+        fields[f"a{index}"] = hints[parameter.name], Field(default, alias=parameter.name, **description)
     return create_model(
         function.__name__, __config__=ConfigDict(extra="forbid", coerce_numbers_to_str=True, strict=False), **fields
     )

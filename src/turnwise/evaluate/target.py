@@ -45,8 +45,8 @@ class EvaluationTarget:
                 raise ValueError(f"--recipe goes with a run or model folder, and {where} is a recipe itself; remove it")
             if checkpoint is not None:
                 raise ValueError("--checkpoint goes with a run folder, not with a recipe")
-            own = load_recipe(where, overrides)
-            return cls(f"the model of {where}", own, None, 0, Path(f"{own.out}-eval"))
+            chosen_recipe = load_recipe(where, overrides)
+            return cls(f"the model of {where}", chosen_recipe, None, 0, Path(f"{chosen_recipe.out}-eval"))
         tree = RunFolder.open(where).read_config()
         if "env" in tree:
             return cls.of_run(RunFolder(where), recipe, checkpoint, overrides, trust)
@@ -54,11 +54,13 @@ class EvaluationTarget:
             raise ValueError(f"{where} is a model; say how to evaluate it with --recipe RECIPE")
         if checkpoint is not None:
             raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
-        own = load_recipe(Path(recipe), overrides)
+        chosen_recipe = load_recipe(Path(recipe), overrides)
         check_model_folder(where)
-        own = own.model_copy(update={"model": own.model.model_copy(update={"path": str(where)})})
+        chosen_recipe = chosen_recipe.model_copy(
+            update={"model": chosen_recipe.model.model_copy(update={"path": str(where)})}
+        )
         name = where.resolve().name
-        return cls(str(where), own, where, 0, Path(own.out).parent / f"{name}-eval")
+        return cls(str(where), chosen_recipe, where, 0, Path(chosen_recipe.out).parent / f"{name}-eval")
 
     @classmethod
     def of_run(
@@ -70,7 +72,7 @@ class EvaluationTarget:
         trust: Trust,
     ) -> EvaluationTarget:
         """A checkpoint of a run, under its own recipe or another."""
-        own = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
+        chosen_recipe = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
         if checkpoint is not None:
             path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
             if not path.is_dir():
@@ -82,7 +84,7 @@ class EvaluationTarget:
                 raise ValueError(f"{folder.path} has no checkpoint yet")
             path, version = latest.path, latest.step
         folder.check_reference(needed=False)
-        return cls(f"step {version} of {folder.path}", own, path, version, folder.evaluations / "eval")
+        return cls(f"step {version} of {folder.path}", chosen_recipe, path, version, folder.evaluations / "eval")
 
     def make_folder(self, chosen: str | None) -> Path:
         """A new folder for an evaluation: the chosen one, or the first number that is free."""

@@ -1,8 +1,8 @@
-"""The audit of a run: whether what it has recorded is what its recipe and its weights make of it.
+"""The audit of a run: checks that its records follow from its recipe and its weights.
 
-Files are compared with their checksums, credit and token weights with what the recipe's own functions give for the
-recorded groups, logprobs with those of the checkpoint that sampled them, and tokens with the text beside them. What
-cannot be checked is said, with the reason.
+It compares files with their checksums. It computes credit and token weights again from the recorded groups, logprobs
+again with the checkpoint that sampled the tokens, and messages again from the tokens, and compares each with the
+record. It lists the parts that it cannot check, with the reason.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from turnwise.train.loop import is_stale
 from turnwise.types import Trajectory, Turn, turns_of
 
 EXACT = 1e-6
-"""Of credit and weights that are recomputed from the same numbers, relative to the largest of the step."""
+"""Tolerance of credit and token weights that need no model, relative to the largest of the step."""
 SCORED = 1e-3
-"""Of credit for which models were asked again, likewise."""
+"""Tolerance of credit that needs the scores of a model, relative to the largest of the step."""
 LOGPROBS = 1e-4
-"""Between engine and learner in float32, in the same process or one like it; ten times gap_limit elsewhere."""
+"""Tolerance of logprobs for the slot engine in float32; for others it is ten times gap_limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was compared, what could not be, and what differs."""
+    """The result: what was compared, what could not be compared, and the differences."""
 
     checked: tuple[str, ...]
     unchecked: tuple[str, ...]
     differences: tuple[str, ...]
-    """One line each."""
+    """One line for each difference."""
     damaged: frozenset[int]
     """Steps whose file cannot be read."""
 
     def describe(self, most: int = 20) -> list[str]:
-        """Lines for a person; differences last, and not more than so many of them."""
+        """Lines for a person; the differences come last, at most `most` of them."""
         lines = [f"checked: {line}" for line in self.checked] + [f"not checked: {line}" for line in self.unchecked]
         lines += [f"DIFFERENT: {line}" for line in self.differences[:most]]
         if len(self.differences) > most:
@@ -64,7 +64,7 @@ class Audit:
 
 
 class Notes:
-    """What an audit has found so far."""
+    """The findings of an audit so far."""
 
     def __init__(self) -> None:
         self.checked: list[str] = []
@@ -73,7 +73,7 @@ class Notes:
 
 
 class AuditCheck(Protocol):
-    """One kind of comparison: given every step, then ended."""
+    """One kind of comparison: it gets every step, then `end` is called."""
 
     def step(self, step: int, records: Sequence[Record]) -> None: ...
 
@@ -81,14 +81,14 @@ class AuditCheck(Protocol):
 
 
 def audit(past: RecordedRun, model: Any, max_tokens: int) -> Audit:
-    """All that is recorded of a run whose latest model this is, a step at a time, the latest first; models compute at
-    most so many tokens for each kind of check."""
+    """Audit all records of a run, step by step, the latest first. `model` is its latest model. For each kind of check,
+    models compute at most `max_tokens` tokens."""
     notes = Notes()
     check_files(past, notes)
     checkpoints = whole_checkpoints(past, notes)
     checks: list[AuditCheck] = [
         CheckWeights(past, notes),
-        CheckCredit(past, Asked(past, checkpoints, scores_for_credit(past.recipe), max_tokens), notes),
+        CheckCredit(past, Rescored(past, checkpoints, scores_for_credit(past.recipe), max_tokens), notes),
         CheckTexts(past, model, notes),
         CheckLogprobs(past, checkpoints, max_tokens, notes),
     ]
@@ -111,20 +111,20 @@ def audit(past: RecordedRun, model: Any, max_tokens: int) -> Audit:
 
 
 def check_files(past: RecordedRun, notes: Notes) -> None:
-    """Compare the files of evaluations with their checksums, and say how many of those of steps have one; these are
-    compared when they are read."""
+    """Compare the files of evaluations with their checksums, and count the files of steps that have one. The files of
+    steps are compared when they are read."""
     paths = [past.folder.archive / f"step-{step:06d}.parquet" for step in past.steps]
-    others = sorted(past.folder.evaluations.rglob("*.parquet"))
-    intact = {path: is_intact(path.read_bytes()) for path in (*paths, *others)}
-    notes.differences += [f"{path} does not match its checksum" for path in others if intact[path] is False]
-    unsealed = sum(found is None for found in intact.values())
+    evaluations = sorted(past.folder.evaluations.rglob("*.parquet"))
+    intact = {path: is_intact(path.read_bytes()) for path in (*paths, *evaluations)}
+    notes.differences += [f"{path} does not match its checksum" for path in evaluations if intact[path] is False]
+    unsealed = sum(matches is None for matches in intact.values())
     notes.checked.append(f"checksums of {len(intact) - unsealed} files of archive and evaluations")
     if unsealed:
         notes.unchecked.append(f"checksums of {unsealed} files of archive and evaluations, which have none")
 
 
 def whole_checkpoints(past: RecordedRun, notes: Notes) -> list[Checkpoint]:
-    """Checkpoints that are as they were written, the latest first."""
+    """The undamaged checkpoints, the latest first."""
     return list(past.checkpoints(notes.differences))
 
 
@@ -132,7 +132,7 @@ def whole_checkpoints(past: RecordedRun, notes: Notes) -> list[Checkpoint]:
 
 
 class CheckWeights:
-    """Token weights as the recipe gives them for the groups of each update."""
+    """Compares the recorded token weights with those that the recipe gives for the groups of each update."""
 
     def __init__(self, past: RecordedRun, notes: Notes) -> None:
         self.weigh, self.settings = choices.weighting_of(past.recipe), settings_of(past.recipe)
@@ -140,14 +140,14 @@ class CheckWeights:
         self.count = 0
 
     def step(self, step: int, records: Sequence[Record]) -> None:
-        kept, size = [record for record in records if record.kept], self.settings.groups_per_update
+        trained_records, size = [record for record in records if record.kept], self.settings.groups_per_update
         wanted: list[Any] = []
-        for start in range(0, len(kept), size):
-            groups = [record.group for record in kept[start : start + size]]
+        for start in range(0, len(trained_records), size):
+            groups = [record.group for record in trained_records[start : start + size]]
             stale = is_stale(list(turns_of(groups)), step - 1, self.settings)
             wanted += [weight * (not old) for weight, old in zip(self.weigh(groups), stale, strict=True)]
-        found = [weights for record in kept for weights in record.weights]
-        self.notes.differences += compare_turns("weight", step, kept, found, wanted, EXACT)
+        recorded = [weights for record in trained_records for weights in record.weights]
+        self.notes.differences += compare_turns("weight", step, trained_records, recorded, wanted, EXACT)
         self.count += 1
 
     def end(self) -> None:
@@ -155,25 +155,25 @@ class CheckWeights:
 
 
 class CheckCredit:
-    """Credit as the recipe's estimator gives it for the groups of each step."""
+    """Compares the recorded credit with the credit that the recipe's estimator gives for the groups of each step."""
 
-    def __init__(self, past: RecordedRun, asked: Asked, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, rescored: Rescored, notes: Notes) -> None:
         self.name, self.estimate = past.recipe.credit.name, choices.estimate_of(past.recipe)
-        self.asked = asked
-        self.tolerance = SCORED if asked.needed else EXACT
+        self.rescored = rescored
+        self.tolerance = SCORED if rescored.needed else EXACT
         self.notes = notes
         self.count = self.left_out = 0
 
     def step(self, step: int, records: Sequence[Record]) -> None:
-        kept = [record for record in records if record.kept]
-        groups = [record.group for record in kept]
-        scores = self.asked.scores(step, list(turns_of(groups)))
+        trained_records = [record for record in records if record.kept]
+        groups = [record.group for record in trained_records]
+        scores = self.rescored.scores(step, list(turns_of(groups)))
         if scores is None:
             self.left_out += 1
             return
-        found = [credit for record in kept for credit in record.credit]
+        recorded = [credit for record in trained_records for credit in record.credit]
         wanted = self.estimate(groups, scores)
-        self.notes.differences += compare_turns("credit", step, kept, found, wanted, self.tolerance)
+        self.notes.differences += compare_turns("credit", step, trained_records, recorded, wanted, self.tolerance)
         self.count += 1
 
     def end(self) -> None:
@@ -181,21 +181,21 @@ class CheckCredit:
             how = f"by {self.name}, to {self.tolerance:g} of the largest of each"
             self.notes.checked.append(f"credit of {self.count} steps {how}")
         if self.left_out:
-            what = " and ".join(sorted(self.asked.needed))
+            needed = " and ".join(sorted(self.rescored.needed))
             self.notes.unchecked.append(
-                f"credit of {self.left_out} steps: {self.name} needs {what} as of the step before, and the models are "
-                "not there any more or --tokens is used up"
+                f"credit of {self.left_out} steps: {self.name} needs {needed} of the step before; its checkpoint was "
+                "removed, or --tokens is used up"
             )
 
 
 def scores_for_credit(recipe: Recipe) -> frozenset[str]:
-    """What models have to say before credit can be computed."""
+    """The scores that the computation of credit needs."""
     of_charge = choices.needs(recipe) & {"reference", "old"} if choices.charges_kl(recipe) else frozenset()
     return ESTIMATORS[recipe.credit.name].needs | of_charge
 
 
-class Asked:
-    """Models of a run, asked again for the scores that a step's credit was computed from."""
+class Rescored:
+    """Computes again, with the models of a run, the scores from which a step's credit was computed."""
 
     def __init__(
         self, past: RecordedRun, checkpoints: Sequence[Checkpoint], needed: frozenset[str], max_tokens: int
@@ -205,11 +205,11 @@ class Asked:
         self.needed = needed
         self.left = max_tokens
         self.changes = bool(needed & {"old", "values"})
-        """Whether scores are of models that training changes, so that the checkpoint before the step is needed."""
+        """Whether training changes a model that gives scores, so that the checkpoint before the step is needed."""
         self.learners: dict[int, Learner] = {}
 
     def scores(self, step: int, turns: Sequence[Turn]) -> dict[str, PerTurn] | None:
-        """Scores as of a step's beginning; None where nobody can tell."""
+        """The scores at the start of a step; None if they cannot be computed."""
         if not self.needed:
             return {}
         version = step - 1 if self.changes else max(self.by_step, default=-1)
@@ -220,15 +220,15 @@ class Asked:
         if version not in self.learners:
             try:
                 self.learners = {version: learner_at(self.past, self.by_step[version])}
-            except OSError:  # the reference or the teacher is not there any more
+            except OSError:  # the reference or the teacher was removed
                 return None
         learner = self.learners[version]
         return {name: learner.score(plans, len(turns), name) for name in sorted(self.needed)}
 
 
 def learner_at(past: RecordedRun, checkpoint: Checkpoint) -> Learner:
-    """The learner of a run as a checkpoint left it, in this process and on the CPU."""
-    recipe = here(past.recipe)
+    """The learner of a run, restored from a checkpoint, in this process and on the CPU."""
+    recipe = on_one_cpu(past.recipe)
     folder = past.folder.reference if recipe.lora.rank else checkpoint.path
     start = partial(load_model, past.folder.reference)
     learner = rl_learner(recipe, load_model(folder), load_tokenizer(checkpoint.path), start)
@@ -236,8 +236,8 @@ def learner_at(past: RecordedRun, checkpoint: Checkpoint) -> Learner:
     return learner
 
 
-def here(recipe: Recipe) -> Recipe:
-    """The recipe, computed by one process on the CPU."""
+def on_one_cpu(recipe: Recipe) -> Recipe:
+    """The recipe for one process on the CPU."""
     return recipe.model_copy(
         update={"cluster": ClusterConfig(), "model": recipe.model.model_copy(update={"device": "cpu"})}
     )
@@ -251,7 +251,7 @@ def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:
 
 
 class CheckTexts:
-    """Every action beside the message that was made of it."""
+    """Compares the message of every action with the recorded message."""
 
     def __init__(self, past: RecordedRun, model: Any, notes: Notes) -> None:
         self.driven = {entry.label for entry in past.recipe.env if entry.is_driven}
@@ -260,22 +260,22 @@ class CheckTexts:
         self.count = 0
 
     def step(self, step: int, records: Sequence[Record]) -> None:
-        for place, dataset, turn in placed(records):
+        for name, dataset, turn in all_turns(records):
             if dataset in self.driven or not len(turn.action):
                 continue
             self.count += 1
             if self.renderer.said(turn.prompt, turn.action) != turn.said:
-                self.notes.differences.append(f"step {step}, {place}: its tokens do not say what is recorded as said")
+                self.notes.differences.append(f"step {step}, {name}: its tokens do not give the recorded message")
 
     def end(self) -> None:
         self.notes.checked.append(f"tokens of {self.count:,} turns against their text")
         if self.driven:
             names = ", ".join(sorted(self.driven))
-            self.notes.unchecked.append(f"tokens against text of {names}, where an agent puts them together")
+            self.notes.unchecked.append(f"tokens against text of {names}, whose prompts an agent makes")
 
 
 class CheckLogprobs:
-    """Logprobs as the checkpoints give them that have sampled the tokens."""
+    """Compares the recorded logprobs with those of the checkpoints that sampled the tokens."""
 
     def __init__(self, past: RecordedRun, checkpoints: Sequence[Checkpoint], max_tokens: int, notes: Notes) -> None:
         self.recipe = recipe = past.recipe
@@ -291,35 +291,35 @@ class CheckLogprobs:
 
     def step(self, step: int, records: Sequence[Record]) -> None:
         by_version: dict[int, list[tuple[str, Turn]]] = {}
-        for place, _, turn in placed(records):
+        for name, _, turn in all_turns(records):
             self.total += len(turn.action)
-            if len(turn.action) and (turn.versions == turn.versions[0]).all():  # whole, so that one model can tell
-                by_version.setdefault(int(turn.versions[0]), []).append((place, turn))
-        for version, found in by_version.items():
+            if len(turn.action) and (turn.versions == turn.versions[0]).all():  # one version sampled the whole action
+                by_version.setdefault(int(turn.versions[0]), []).append((name, turn))
+        for version, turns in by_version.items():
             if version in self.by_step:
-                self.compare(step, version, found)
+                self.compare(step, version, turns)
 
-    def compare(self, step: int, version: int, found: Sequence[tuple[str, Turn]]) -> None:
-        plans = lay_out(self.recipe, [turn for _, turn in found])
+    def compare(self, step: int, version: int, turns: Sequence[tuple[str, Turn]]) -> None:
+        plans = lay_out(self.recipe, [turn for _, turn in turns])
         self.left -= sum(plan.num_tokens for plan in plans)
         if self.left < 0:
             return
-        for (place, turn), now in zip(found, self.scorer_of(version).score(plans, len(found)), strict=True):
-            gap = np.abs(now.astype(np.float64) - turn.logprobs)
+        for (name, turn), rescored in zip(turns, self.scorer_of(version).score(plans, len(turns)), strict=True):
+            gap = np.abs(rescored.astype(np.float64) - turn.logprobs)
             worst = int(np.argmax(np.where(np.isnan(gap), math.inf, gap)))
             self.count += len(gap)
             if gap[worst] <= self.tolerance:
                 self.largest = max(self.largest, float(gap[worst]))
                 continue
             self.notes.differences.append(
-                f"step {step}, {place}: token {worst} has logprob {turn.logprobs[worst]:.6f}, and {now[worst]:.6f} by "
-                f"the checkpoint of step {version} that sampled it"
+                f"step {step}, {name}: token {worst} has logprob {turn.logprobs[worst]:.6f}, but the checkpoint of "
+                f"step {version}, which sampled it, gives {rescored[worst]:.6f}"
             )
 
     def scorer_of(self, version: int) -> Learner:
-        """A learner that scores with the weights of a checkpoint; one at a time is in memory."""
+        """A learner that scores with the weights of a checkpoint; only one is in memory at a time."""
         if self.scorer is None or self.scorer[0] != version:
-            policy = policy_of(here(self.recipe), load_model(self.by_step[version].path))
+            policy = policy_of(on_one_cpu(self.recipe), load_model(self.by_step[version].path))
             self.scorer = version, Learner(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
         return self.scorer[1]
 
@@ -331,47 +331,46 @@ class CheckLogprobs:
             self.notes.unchecked.append("logprobs: with engine.keep_cache they depend on weights of several versions")
         elif self.count < self.total:
             self.notes.unchecked.append(
-                f"logprobs of {self.total - self.count:,} tokens, whose weights have no checkpoint any more, or "
-                "--tokens is used up"
+                f"logprobs of {self.total - self.count:,} tokens: their checkpoint was removed, or --tokens is used up"
             )
 
 
-# ---------------------------------------------------------------- places
+# ---------------------------------------------------------------- turns
 
 
 def compare_turns(
-    what: str, step: int, kept: Sequence[Record], found: PerTurn, wanted: PerTurn, tolerance: float
+    quantity: str, step: int, trained_records: Sequence[Record], recorded: PerTurn, wanted: PerTurn, tolerance: float
 ) -> Iterator[str]:
-    """A line for each turn in which a number is not the one that is wanted."""
+    """A line for each turn with a number that differs from the wanted one."""
     largest = max((float(np.abs(values).max(initial=0.0)) for values in wanted), default=0.0)
-    places = [place for place, _ in trained(kept)]
-    for place, values, right in zip(places, found, wanted, strict=True):
+    names = [name for name, _ in trained_turns(trained_records)]
+    for name, values, right in zip(names, recorded, wanted, strict=True):
         off = np.abs(values.astype(np.float64) - np.asarray(right).astype(np.float32))
         if len(off) and not off.max() <= tolerance * largest:
             worst = int(np.argmax(np.where(np.isnan(off), math.inf, off)))
             yield (
-                f"step {step}, {place}: token {worst} has {what} {values[worst]:.6g}, and {right[worst]:.6g} by the "
-                "recipe"
+                f"step {step}, {name}: token {worst} has {quantity} {values[worst]:.6g}, but the recipe gives "
+                f"{right[worst]:.6g}"
             )
 
 
-def trained(kept: Sequence[Record]) -> Iterator[tuple[str, Turn]]:
-    """(place, turn) of `turns_of` the groups that were trained on."""
-    for number, record in enumerate(kept):
+def trained_turns(trained_records: Sequence[Record]) -> Iterator[tuple[str, Turn]]:
+    """(name, turn) of the turns that were trained on, in the order of `turns_of`."""
+    for number, record in enumerate(trained_records):
         for attempt, trajectory in enumerate(record.group.trajectories):
-            for place, turn in enumerate(trajectory.turns):
-                yield name_of(number, record, attempt, place), turn
+            for index, turn in enumerate(trajectory.turns):
+                yield name_of(number, record, attempt, index), turn
 
 
-def placed(records: Sequence[Record]) -> Iterator[tuple[str, str, Turn]]:
-    """(place, dataset, turn) of every turn that is recorded."""
+def all_turns(records: Sequence[Record]) -> Iterator[tuple[str, str, Turn]]:
+    """(name, dataset, turn) of every recorded turn."""
     for number, record in enumerate(records):
         attempts: tuple[Trajectory, ...] = (*record.group.trajectories, *record.group.failed)
         for attempt, trajectory in enumerate(attempts):
-            for place, turn in enumerate(trajectory.turns):
-                yield name_of(number, record, attempt, place), record.group.task.dataset, turn
+            for index, turn in enumerate(trajectory.turns):
+                yield name_of(number, record, attempt, index), record.group.task.dataset, turn
 
 
 def name_of(number: int, record: Record, attempt: int, turn: int) -> str:
-    """Where a turn is; all count from 0, as in the archive."""
+    """The name of a turn. All numbers count from 0, as in the archive."""
     return f"group {number} (task {record.group.task.id}), attempt {attempt}, turn {turn}"

@@ -1,4 +1,4 @@
-"""The broken prefixes of a run: turns that do not begin with the turn before, why, and how many tokens that cost."""
+"""The broken prefixes of a run: turns whose prompt does not extend the turn before, with cause and cost in tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.tokens import extends, lost_tokens
 from turnwise.types import Break, Turn
 
 SHOWN = 12
-"""Tokens of an example on each side of the place where the prompts part."""
+"""How many tokens an example shows on each side of the point where the prompts differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Breaks:
-    """What became of all turns after a first, in the attempts that count."""
+    """The broken prefixes among all turns after the first, in the attempts that count."""
 
     steps: int
     later_turns: int
     causes: tuple[Cause, ...]
-    """The dearest first."""
+    """The most expensive first."""
 
 
 def find_breaks(archive: Path) -> Breaks:
@@ -52,19 +52,19 @@ def find_breaks(archive: Path) -> Breaks:
     if not steps:
         raise ValueError(f"{archive} has no steps yet; the first training step writes one")
     later = 0
-    found: dict[Break, Cause] = {}
+    causes: dict[Break, Cause] = {}
     for step in steps:
         for record in read_step(archive / f"step-{step:06d}.parquet"):
             for number, trajectory in enumerate(record.group.trajectories):
-                for place, (before, turn) in enumerate(pairwise(trajectory.turns), 2):
+                for turn_number, (before, turn) in enumerate(pairwise(trajectory.turns), 2):
                     later += 1
                     if extends(turn, before):
                         continue
-                    where = f"step {step}, task {record.group.task.id}, attempt {number}, turn {place}"
-                    cause = found.get(turn.broke) or Cause(turn.broke, 0, 0, Example(where, before, turn))
+                    where = f"step {step}, task {record.group.task.id}, attempt {number}, turn {turn_number}"
+                    cause = causes.get(turn.broke) or Cause(turn.broke, 0, 0, Example(where, before, turn))
                     lost = cause.lost_tokens + lost_tokens(turn, before)
-                    found[turn.broke] = replace(cause, count=cause.count + 1, lost_tokens=lost)
-    return Breaks(len(steps), later, tuple(sorted(found.values(), key=lambda cause: -cause.lost_tokens)))
+                    causes[turn.broke] = replace(cause, count=cause.count + 1, lost_tokens=lost)
+    return Breaks(len(steps), later, tuple(sorted(causes.values(), key=lambda cause: -cause.lost_tokens)))
 
 
 def describe_breaks(breaks: Breaks, decode: Callable[[Sequence[int]], str] | None) -> list[str]:
@@ -87,21 +87,21 @@ def describe_breaks(breaks: Breaks, decode: Callable[[Sequence[int]], str] | Non
 
 
 def describe_example(cause: Cause, decode: Callable[[Sequence[int]], str] | None) -> list[str]:
-    """Where the prompts of an example part, and what is on both sides."""
+    """The point where the prompts of an example differ, with the tokens on both sides."""
     before, turn = cause.example.before, cause.example.turn
-    known = np.concatenate([before.prompt, before.action])
-    same = len(known) - lost_tokens(turn, before)
+    old_tokens = np.concatenate([before.prompt, before.action])
+    shared = len(old_tokens) - lost_tokens(turn, before)
 
-    def shown(tokens: Sequence[int]) -> str:
+    def token_text(tokens: Sequence[int]) -> str:
         if not decode or not tokens:
             return " ".join(map(str, tokens)) or "nothing"
-        # Where only the tokens differ, they have to be seen one by one.
+        # If only the tokenisation differs, the tokens are shown one by one.
         parts = [[token] for token in tokens] if cause.cause is Break.retokenised else [tokens]
         return " ".join(repr(decode(part)) for part in parts)
 
     return [
-        f"{cause.cause}, for instance in {cause.example.place}, from token {same} of {len(known)} on",
-        f"  after   {shown(known[max(0, same - SHOWN) : same].tolist())}",
-        f"  was     {shown(known[same : same + SHOWN].tolist())}",
-        f"  became  {shown(turn.prompt[same : same + SHOWN].tolist())}",
+        f"{cause.cause}, for instance in {cause.example.place}, from token {shared} of {len(old_tokens)} on",
+        f"  after   {token_text(old_tokens[max(0, shared - SHOWN) : shared].tolist())}",
+        f"  was     {token_text(old_tokens[shared : shared + SHOWN].tolist())}",
+        f"  became  {token_text(turn.prompt[shared : shared + SHOWN].tolist())}",
     ]

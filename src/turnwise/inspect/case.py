@@ -1,5 +1,5 @@
-"""A case for `turnwise verify`: recorded turns with all that an update needs of them, and what padded rows, computed by
-transformers itself, make of it."""
+"""A case for `turnwise verify`: recorded turns with all inputs of an update, and the loss and gradient that
+transformers computes for them on padded rows."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ from turnwise.types import Turn, turns_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One update on recorded turns: what loss and gradient depend on, beside the model and the layout."""
+    """One update on recorded turns: everything that loss and gradient depend on except the model and the layout."""
 
     turns: list[Turn]
     credit: PerTurn
     weights: PerTurn
     scores: Mapping[str, PerTurn]
-    """Old and reference logprobs and the teacher's buckets, where the recipe has them."""
+    """Old and reference logprobs and the teacher's buckets, if the recipe needs them."""
     objective: Objective
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What a layout makes of a case."""
+    """The loss and gradient of a case in one layout."""
 
     passes: int
     tokens: int
     loss: float
     gradient: Mapping[str, Tensor]
-    """By the name of the parameter."""
+    """Gradients by the name of the parameter."""
 
 
 def case_of(past: RecordedRun, records: Sequence[Record], policy: Policy) -> Case:
-    """The update as the recipe makes it: credit and weights as recorded, then what the present weights must score."""
+    """The update of the recipe: credit and token weights from the record, scores from the current weights."""
     recipe = past.recipe
     groups = [record.group for record in records]
     turns = list(turns_of(groups))
@@ -79,18 +79,18 @@ def case_of(past: RecordedRun, records: Sequence[Record], policy: Policy) -> Cas
 
 
 def computed_in(recipe: Recipe, dtype: str) -> Recipe:
-    """The recipe with another compute dtype, which may be one that no run computes in."""
+    """The recipe with another compute dtype, which need not be valid for a run."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
 
 
 def score_reference(past: RecordedRun, turns: Sequence[Turn], dtype: torch.dtype) -> PerTurn:
     where = past.recipe.kl.reference
     folder = past.folder.reference if where == "start" else Path(where)
-    return score_rows(model_beside("reference", folder, dtype), turns, past.recipe)
+    return score_rows(frozen_model("reference", folder, dtype), turns, past.recipe)
 
 
 def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> PerTurn:
-    model = model_beside("teacher", Path(past.recipe.teacher), policy.dtype)
+    model = frozen_model("teacher", Path(past.recipe.teacher), policy.dtype)
     teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
     learner = GradientOnlyLearner(policy)
     learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
@@ -98,9 +98,9 @@ def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> P
     return learner.score(plans, len(turns), "buckets")
 
 
-def model_beside(name: str, folder: Path, dtype: torch.dtype) -> Any:
+def frozen_model(name: str, folder: Path, dtype: torch.dtype) -> Any:
     if not folder.is_dir():
-        raise ValueError(f"the {name} of this run is not at {folder}; restore it from a copy")
+        raise ValueError(f"there is no {name} at {folder}; restore the folder from a copy")
     model = load_model(folder)
     if dtype == torch.float64:
         in_float64(model)
@@ -125,25 +125,27 @@ def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
 
 
 def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
-    """(what padded rows make of a case, the sum of the sizes of all terms of its loss)."""
+    """(the outcome of a case on padded rows, the sum of the absolute values of all terms of its loss)."""
     model.zero_grad()
-    told = {**case.scores, "credit": case.credit, "weight": case.weights}
-    buckets = told.pop("buckets", None)
+    loss_inputs = {**case.scores, "credit": case.credit, "weight": case.weights}
+    buckets = loss_inputs.pop("buckets", None)
     passes = num_tokens = 0
     loss = size = 0.0
     with stock_attention(model):
         turns, temperature = case.turns, recipe.sampling.temperature
-        for rows, logprobs, entropies, whole in stock_passes(
+        for rows, logprobs, entropies, distributions in stock_passes(
             model, turns, recipe.max_tokens_per_microbatch, temperature
         ):
-            here = {
+            inputs = {
                 name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)
-                for name, values in told.items()
+                for name, values in loss_inputs.items()
             }
-            old = here.get("old", logprobs.detach())
-            apart = None if buckets is None else apart_from(buckets, rows, whole, case.objective.direction)
-            terms, _ = case.objective(logprobs, entropies, old, here["credit"], here.get("reference"), apart)
-            weighted = terms * here["weight"]
+            old = inputs.get("old", logprobs.detach())
+            divergence = (
+                None if buckets is None else divergence_from(buckets, rows, distributions, case.objective.direction)
+            )
+            terms, _ = case.objective(logprobs, entropies, old, inputs["credit"], inputs.get("reference"), divergence)
+            weighted = terms * inputs["weight"]
             weighted.sum().backward()
             loss += float(weighted.detach().sum())
             size += float(weighted.detach().abs().sum())
@@ -151,18 +153,18 @@ def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
     return Outcome(passes, num_tokens, loss, gradient_of(model)), size
 
 
-def apart_from(buckets: PerTurn, rows: Rows, whole: Tensor, direction: Direction) -> Tensor:
-    """The divergence of whole distributions from a teacher's buckets."""
-    told = np.concatenate([buckets[turn] for turn in rows.turns])
-    tokens, teacher = (torch.from_numpy(np.ascontiguousarray(told[name])) for name in ("token", "logprob"))
-    return direction(bucketed(whole, tokens[:, :-1].long()), teacher.to(whole.dtype))
+def divergence_from(buckets: PerTurn, rows: Rows, distributions: Tensor, direction: Direction) -> Tensor:
+    """The divergence between full distributions and a teacher's buckets."""
+    teacher_buckets = np.concatenate([buckets[turn] for turn in rows.turns])
+    tokens, teacher = (torch.from_numpy(np.ascontiguousarray(teacher_buckets[name])) for name in ("token", "logprob"))
+    return direction(bucketed(distributions, tokens[:, :-1].long()), teacher.to(distributions.dtype))
 
 
 # ---------------------------------------------------------------- plans, by the learner
 
 
 class GradientOnlyLearner(Learner):
-    """A learner that leaves the gradient of an update as it is and takes no step."""
+    """A learner that computes the gradient of an update and takes no step."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, OptimizerSettings(0.0), schedule("constant", 0, 1))
@@ -170,7 +172,7 @@ class GradientOnlyLearner(Learner):
 
 
 class NoStep(Stepper):
-    """Leaves parameters and gradients as they are."""
+    """A stepper that changes neither parameters nor gradients."""
 
     def step(self, finite: bool, idle: bool) -> dict[str, float]:
         return {}

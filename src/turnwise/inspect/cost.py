@@ -1,5 +1,5 @@
-"""What one recorded update of a run costs in each layout: counted exactly, and in seconds as this machine is likely to
-take, by a fit to a few passes of the run's own model."""
+"""The cost of one recorded update in each layout: exact counts, and seconds on this machine, predicted by a fit to a
+few passes of the run's model."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from turnwise.types import Turn, turns_of
 
 CALIBRATION_SECONDS = 12.0
 CHECK_SECONDS = 3.0
-"""A pass that is longer is not measured to check the prediction."""
+"""A pass that would take longer is not measured to check the prediction."""
 PASS_SECONDS = 1.0
-"""About what one pass of the calibration may take."""
+"""Approximate time of one pass of the calibration."""
 SECOND_FORWARD = 1.0 / 3.0
-"""Of a forward and backward pass: the backward one costs two forward passes."""
+"""The cost of a forward pass as a share of forward and backward; a backward pass costs two forward passes."""
 PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a layout has the model compute, forward and backward."""
+    """The amount that the model computes in a layout, forward and backward."""
 
     passes: float
     tokens: float
-    """Padding included; the second forward pass of a token whose path is handed over counts a third."""
+    """With padding. The second forward pass of a token in a split path counts one third."""
     pairs: float
-    """Of query and key in each layer and head."""
+    """Pairs of query and key in each layer and head."""
     targets: float
     """Tokens whose logprobs are computed."""
     blocks: float
@@ -55,7 +55,7 @@ class Load:
 
 
 def load_of_rows(batches: Sequence[Rows], turns: Sequence[Turn]) -> Load:
-    """That of padded batches, whose heads are as thrifty as ours: logprobs of actions only."""
+    """The load of padded batches. Their output head computes logprobs of actions only, as ours does."""
     return Load(
         passes=len(batches),
         tokens=sum(rows.num_tokens for rows in batches),
@@ -66,21 +66,21 @@ def load_of_rows(batches: Sequence[Rows], turns: Sequence[Turn]) -> Load:
 
 
 def load_of_plans(plans: Sequence[Plan]) -> Load:
-    """That of plans, in which all passes of a path but its last run forward twice."""
-    stretches = [(s, s is not plan.stretches[-1]) for plan in plans for s in plan.stretches]
+    """The load of plans. All passes of a split path except the last run forward twice."""
+    stretches = [(stretch, stretch is not plan.stretches[-1]) for plan in plans for stretch in plan.stretches]
     times = [1.0 + SECOND_FORWARD * again for _, again in stretches]
-    found = [stretch for stretch, _ in stretches]
+    computed = [stretch for stretch, _ in stretches]
     return Load(
         passes=sum(times),
-        tokens=sum(factor * (s.end - s.start) for factor, s in zip(times, found, strict=True)),
-        pairs=sum(factor * s.blocks.num_pairs for factor, s in zip(times, found, strict=True)),
-        targets=sum(len(s.nodes) for s in found),
-        blocks=sum(len(s.blocks.squares) + len(s.blocks.rectangles) for s in found),
+        tokens=sum(factor * (stretch.end - stretch.start) for factor, stretch in zip(times, computed, strict=True)),
+        pairs=sum(factor * stretch.blocks.num_pairs for factor, stretch in zip(times, computed, strict=True)),
+        targets=sum(len(stretch.nodes) for stretch in computed),
+        blocks=sum(len(stretch.blocks.squares) + len(stretch.blocks.rectangles) for stretch in computed),
     )
 
 
 def loads(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, Load]:
-    """By layout: what it computes of some turns; a budget below the longest turn is raised where it must."""
+    """The load of some turns, by layout. Layouts that cannot split a turn get at least the longest turn as budget."""
     room = max(tokens_per_pass, *map(length, turns))
     return {
         "padded rows": load_of_rows(pad(turns, room), turns),
@@ -96,7 +96,7 @@ def loads(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, Load]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a model that operations are counted by."""
+    """The sizes of a model that determine the number of operations."""
 
     parameters: int
     """Without the embedding and the output head."""
@@ -109,18 +109,19 @@ class Sizes:
     def of(cls, model: Any) -> Sizes:
         config = model.config.get_text_config()
         head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-        apart = {id(head): head.numel(), id(embedding): embedding.numel()}  # one where they are tied
+        excluded = {id(head): head.numel(), id(embedding): embedding.numel()}  # one entry if they are tied
         total = sum(parameter.numel() for parameter in model.parameters())
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         attention = config.num_hidden_layers * config.num_attention_heads * width
-        return cls(total - sum(apart.values()), attention, head.numel())
+        return cls(total - sum(excluded.values()), attention, head.numel())
 
     def operations(self, load: Load) -> float:
         """Additions and multiplications of a load, forward and backward.
 
-        A parameter costs 2 per token forward, and 4 backward: for the gradient of what came in and its own. A pair
-        costs a product of two vectors for its weight and one more to add the value, 4 per number of a head; backward
-        the gradients of query, key, value and weight, 8. What a kernel computes again to save memory is not counted.
+        A parameter costs 2 operations per token forward, and 4 backward: for the gradient of the input and of the
+        parameter. A pair costs a product of two vectors for its attention weight and one more to add the value, 4 per
+        element of a head; backward, the gradients of query, key, value and weight cost 8. Recomputation inside a kernel
+        is not counted.
         """
         return 6.0 * self.parameters * load.tokens + 12.0 * self.attention * load.pairs + 6.0 * self.head * load.targets
 
@@ -139,26 +140,26 @@ class Pace:
 
 
 def fit(measured: Sequence[tuple[Load, float]]) -> Pace:
-    """Least squares of relative errors, without the parts that would come out negative."""
+    """Least squares of relative errors. Parts whose coefficient would be negative are left out."""
     units = np.stack([load.numbers for load, _ in measured])
     seconds = np.array([taken for _, taken in measured])
     rows = units / seconds[:, None]
     used = rows.any(0)
     while True:
-        found = np.zeros(rows.shape[1])
-        found[used] = np.linalg.lstsq(rows[:, used], np.ones(len(rows)), rcond=None)[0]
-        if (found >= 0.0).all():
-            return Pace(tuple(found.tolist()))
-        used &= found > 0.0
+        per_unit = np.zeros(rows.shape[1])
+        per_unit[used] = np.linalg.lstsq(rows[:, used], np.ones(len(rows)), rcond=None)[0]
+        if (per_unit >= 0.0).all():
+            return Pace(tuple(per_unit.tolist()))
+        used &= per_unit > 0.0
 
 
 def calibrate(policy: Policy, tokens_per_pass: int, seconds: float = CALIBRATION_SECONDS) -> Pace:
-    """A fit to a few passes over chains of made-up tokens: short and long ones, with few targets and many, of equal
-    lengths and not, large and small."""
+    """A fit to a few passes over chains of artificial tokens: short and long chains, few and many targets, equal and
+    unequal lengths, large and small passes."""
     began = time.perf_counter()
     context = getattr(policy.model.config, "max_position_embeddings", None) or tokens_per_pass
     probe = chains([32] * 4)
-    seconds_of(policy, probe)  # the first pass allocates what all others use
+    seconds_of(policy, probe)  # the first pass allocates memory that the others reuse
     size = int(probe.num_tokens * PASS_SECONDS / seconds_of(policy, probe))
     size = max(128, min(size, tokens_per_pass, 16384))
     long = max(64, min(context, 2048, size // 2))
@@ -169,40 +170,41 @@ def calibrate(policy: Policy, tokens_per_pass: int, seconds: float = CALIBRATION
         chains([short] * count),
         chains([short] * count, targets=True),
         chains([long] * (size // long)),
-        chains([short - place % 2 for place in range(count)]),
-        chains([short - place % 2 for place in range(count // 4)], targets=True),
+        chains([short - index % 2 for index in range(count)]),
+        chains([short - index % 2 for index in range(count // 4)], targets=True),
     ]
     best = [float("inf")] * len(plans)
     while best[-1] == float("inf") or time.perf_counter() - began < seconds - sum(best):
-        for place, plan in enumerate(plans):
-            best[place] = min(best[place], seconds_of(policy, plan))
+        for index, plan in enumerate(plans):
+            best[index] = min(best[index], seconds_of(policy, plan))
     return fit([(load_of_plans([plan]), taken) for plan, taken in zip(plans, best, strict=True)])
 
 
 def chains(lengths: Sequence[int], *, targets: bool = False) -> Plan:
-    """A plan of chains of given lengths, with the last token of each as an action, or all but the first."""
+    """A plan of chains of the given lengths. The action is the last token of each chain; with `targets`, all tokens but
+    the first."""
     sizes = np.array(lengths, np.int64)
     ends = np.cumsum(sizes)
-    places = np.arange(int(ends[-1]))
-    depth = places - np.repeat(ends - sizes, sizes)
+    nodes = np.arange(int(ends[-1]))
+    depth = nodes - np.repeat(ends - sizes, sizes)
     actions = sizes - 1 if targets else np.ones_like(sizes)
     return Plan(
-        tokens=(places % 8).astype(np.int32),
+        tokens=(nodes % 8).astype(np.int32),
         depth=depth.astype(np.int32),
-        parent=np.where(depth == 0, -1, places - 1).astype(np.int32),
+        parent=np.where(depth == 0, -1, nodes - 1).astype(np.int32),
         exit=np.repeat(ends, sizes).astype(np.int32),
         turns=np.arange(len(sizes)),
         offsets=np.concatenate(([0], np.cumsum(actions))),
-        action_nodes=places[depth >= np.repeat(sizes - actions, sizes)],
+        action_nodes=nodes[depth >= np.repeat(sizes - actions, sizes)],
     )
 
 
 def seconds_of(policy: Policy, plan: Plan) -> float:
-    """How long a forward and backward pass takes."""
+    """The time of a forward and backward pass."""
     before = time.perf_counter()
     for _, logprobs, _ in policy.passes(plan):
         logprobs.sum().backward()
-    float(policy.model.get_output_embeddings().weight.grad[0, 0])  # waits for a device that runs by itself
+    float(policy.model.get_output_embeddings().weight.grad[0, 0])  # waits until an asynchronous device has finished
     return time.perf_counter() - before
 
 
@@ -217,17 +219,17 @@ class Layout:
     load: Load
     operations: float
     seconds: float
-    """Predicted."""
+    """The predicted time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionCheck:
-    """A prediction beside a measurement that it was not fitted to: one pass of the run's own layout."""
+    """A prediction and a measurement that the fit did not use: one pass of the run's layout."""
 
     layout: str
     predicted: float
     measured: float | None
-    """None where it would take too long."""
+    """None if the measurement would take too long."""
 
     def describe(self) -> str:
         if self.measured is None:
@@ -244,11 +246,11 @@ def check(policy: Policy, pace: Pace, layout: str, plan: Plan) -> PredictionChec
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one update costs in each layout."""
+    """The cost of one update in each layout."""
 
     taken: tuple[str, ...]
     num_unique: int
-    """Tokens that differ in what they are or in what comes before: a tree in one pass has each once."""
+    """The number of different (token, prefix) pairs: a tree in one pass has each of them once."""
     layouts: tuple[Layout, ...]
     check: PredictionCheck
 
@@ -280,20 +282,24 @@ class Costs:
 
 
 def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> Costs:
-    """One update of a run in every layout: the first of a step that the archive has."""
+    """The cost of one update of a run in every layout: the first update of the archived step."""
     past = RecordedRun.open(path)
     step, recipe = past.step(step), past.recipe
     set_threads(recipe)
-    kept = past.kept(step)
-    groups = [record.group for record in islice(kept, recipe.groups_per_update or None)]
+    records = past.kept(step)
+    groups = [record.group for record in islice(records, recipe.groups_per_update or None)]
     turns = [turn for turn in turns_of(groups) if len(turn.action)]
     if not turns:
         raise ValueError(f"no turn of step {step} has an action; choose another --step")
     model = past.model().to(pick_device(recipe.model.device))
-    found, sizes, policy = loads(turns, recipe.max_tokens_per_microbatch), Sizes.of(model), policy_of(recipe, model)
+    loads_by_layout, sizes, policy = (
+        loads(turns, recipe.max_tokens_per_microbatch),
+        Sizes.of(model),
+        policy_of(recipe, model),
+    )
     pace = calibrate(policy, recipe.max_tokens_per_microbatch, seconds)
-    own = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)[0])
-    lines = (Layout(name, load, sizes.operations(load), pace.seconds(load)) for name, load in found.items())
+    prediction = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)[0])
+    lines = (Layout(name, load, sizes.operations(load), pace.seconds(load)) for name, load in loads_by_layout.items())
     num_unique = tree(turns).num_tokens
     taken = (
         f"one update of step {step} of {path}: {len(groups)} groups, "
@@ -301,4 +307,4 @@ def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> 
         f"{num_unique:,} unique tokens, at most {recipe.max_tokens_per_microbatch:,} tokens a pass, "
         f"{sizes.parameters:,} parameters beside embedding and head",
     )
-    return Costs(taken, num_unique, tuple(lines), own)
+    return Costs(taken, num_unique, tuple(lines), prediction)

@@ -1,4 +1,4 @@
-"""A run looked at again: its recipe, the models it kept and the groups it recorded."""
+"""A recorded run: its recipe, its checkpoints and its recorded groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turnwise.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run that has trained: at least one step is in its archive, and one checkpoint is there.
+    """A run that has trained: it has at least one archived step and one checkpoint.
 
     Example:
         RecordedRun.open(Path("runs/quickstart")).kept(50)
@@ -33,9 +33,9 @@ class RecordedRun:
     folder: RunFolder
     recipe: Recipe
     checkpoint: Checkpoint
-    """The latest."""
+    """The latest checkpoint."""
     steps: tuple[int, ...]
-    """Those in the archive, in order."""
+    """The archived steps, in order."""
 
     @classmethod
     def open(cls, path: Path) -> RecordedRun:
@@ -43,15 +43,15 @@ class RecordedRun:
         recipe = parse_recipe(folder.read_config(), str(folder.config))
         checkpoint = latest_checkpoint(folder.checkpoints)
         if checkpoint is None:
-            raise ValueError(f'{path} has no checkpoint yet; go on with it by "turnwise train --resume {path}"')
+            raise ValueError(f'{path} has no checkpoint yet; continue it with "turnwise train --resume {path}"')
         steps = tuple(archived_steps(folder.archive))
         if not steps:
-            raise ValueError(f'{path} has no step in its archive; go on with it by "turnwise train --resume {path}"')
+            raise ValueError(f'{path} has no step in its archive; continue it with "turnwise train --resume {path}"')
         folder.check_reference(needed=bool(recipe.lora.rank))
         return cls(folder, recipe, checkpoint, steps)
 
     def step(self, wanted: int | None) -> int:
-        """The step that is wanted, or the last one."""
+        """The wanted step, or the last one."""
         if wanted is None:
             return self.steps[-1]
         if wanted not in self.steps:
@@ -66,7 +66,7 @@ class RecordedRun:
         return [record for record in read_step(step_path(self.folder.archive, step)) if record.kept]
 
     def model(self) -> Any:
-        """The model of the latest checkpoint, which a run that goes on may take away meanwhile."""
+        """The model of the latest checkpoint. If the run still trains, it may remove this checkpoint meanwhile."""
         from turnwise.learn.policy import load_model
 
         try:
@@ -76,7 +76,7 @@ class RecordedRun:
             raise ValueError(f"cannot read the model in {self.checkpoint.path} ({reason}); try again") from None
 
     def checkpoints(self, wrong: list[str] | None = None) -> Iterator[Checkpoint]:
-        """Those that are still there and whole, the latest first; what ails others is added to `wrong`."""
+        """The undamaged checkpoints, the latest first; errors of damaged ones are added to `wrong`."""
         last = max(self.checkpoint.step, pointed_step(self.folder.checkpoints) or 0)
         for step in reversed(written_steps(self.folder.checkpoints)):
             path = checkpoint_path(self.folder.checkpoints, step)
@@ -85,5 +85,5 @@ class RecordedRun:
             try:
                 yield read_checkpoint(path)
             except Damaged as error:
-                if wrong is not None and path.is_dir():  # else a run that goes on has removed it
+                if wrong is not None and path.is_dir():  # otherwise the run has removed it meanwhile
                     wrong.append(str(error))

@@ -1,6 +1,6 @@
-"""The proof of a run on its own data: what it recorded is what its recipe makes of it (see `audit`), and layouts change
-nothing. For the latter, loss and gradient of recorded turns under the run's model and objective are computed as trees,
-cut small, packed, and as padded rows that transformers computes by itself."""
+"""Verifies a run on its recorded data: the records follow from the recipe (see `audit`), and layouts do not change the
+result. For the second part, it computes loss and gradient of recorded turns under the run's model and objective in
+several layouts: as trees, cut small, packed, and as padded rows that transformers computes."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from turnwise.types import Group, Turn, turns_of
 
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 LOOSE = 1e-6
-"""In float64 where a norm or a router goes through float32 inside and could not be kept from it."""
+"""Tolerance in float64 if a norm or a router of the model computes in float32 inside."""
 WORK = 2.5e10
-"""Tokens times parameters that all layouts compute in about a minute on a laptop, in float64."""
+"""Tokens times parameters: all layouts together take about a minute on a laptop, in float64."""
 AUDITED = 8
-"""How many times as many tokens are scored for an audit, which computes forward and once."""
+"""An audit scores this many times more tokens, because it needs only one forward pass."""
 PADDED = "padded rows"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A layout beside the padded rows."""
+    """A layout compared with the padded rows."""
 
     layout: str
     passes: int
     tokens: int
     loss_difference: float
-    """Relative to the sum of the sizes of all terms: the loss itself may be near zero."""
+    """Relative to the sum of the absolute values of all terms, because the loss may be near zero."""
     gradient_error: float
     """Norm of the difference relative to the norm of the gradient, over all parameters."""
     tolerance: float
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """False for what is not a number, too."""
+        """Whether both errors are within the tolerance; False if one of them is not a number."""
         return self.loss_difference <= self.tolerance and self.gradient_error <= self.tolerance
 
     @property
@@ -72,7 +72,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far the engine's recorded logprobs are from the learner's under the weights that sampled them."""
+    """The difference between the engine's recorded logprobs and the learner's, with the weights that sampled them."""
 
     step: int
     version: int
@@ -82,12 +82,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was taken, how the layouts compare, and the gap where there is a model to measure it with."""
+    """The selected turns, the comparison of layouts, and the gap if there is a checkpoint to measure it with."""
 
     taken: tuple[str, ...]
     exact_norms: bool
     comparisons: tuple[Comparison, ...]
-    """The padded rows themselves first."""
+    """The padded rows come first."""
     gap: Gap | None
     audit: Audit
 
@@ -102,8 +102,8 @@ class Verification:
             head = ("layout", "passes", "tokens", "loss difference", "gradient error", "tolerance", "verdict")
             lines += [*table(head, [comparison.cells for comparison in self.comparisons]), ""]
         lines += [*self.audit.describe(), ""]
-        for found in self.failed:
-            lines.append(f"{found.layout} is not the same; its gradient differs most in {found.worst}")
+        for comparison in self.failed:
+            lines.append(f"{comparison.layout} is not the same; its gradient differs most in {comparison.worst}")
         if not self.exact_norms:
             lines.append("norms or routers of this model go through float32, and so float64 has a looser tolerance")
         if self.gap is None:
@@ -117,7 +117,7 @@ class Verification:
 
 
 def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None, dtype: str) -> Verification:
-    """All that a run recorded, and recorded turns computed in every layout. On the CPU, whatever the run trained on."""
+    """Audit all records of a run, and compute recorded turns in every layout. It runs on the CPU."""
     for name, limit in (("groups", max_groups), ("tokens", max_tokens)):
         if limit is not None and limit < 1:
             raise ValueError(f"--{name} must be at least 1 (got {limit})")
@@ -126,35 +126,35 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
     set_threads(past.recipe)
     model = past.model()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    asked = max_tokens is not None
+    is_limited = max_tokens is not None
     max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))
-    found = audit(past, model, max_tokens if asked else AUDITED * max_tokens)
+    audited = audit(past, model, max_tokens if is_limited else AUDITED * max_tokens)
     layouts: tuple[Comparison, ...] = ()
     exact = dtype != "float64" or in_float64(model)
     try:
         taken, layouts = compared(past, step, model, max_groups, max_tokens, dtype, exact)
     except ValueError as error:
-        if not found.differences:
+        if not audited.differences:
             raise
         taken = (f"layouts were not compared: {error}",)
-    gap = None if found.damaged else gap_of(past, max_tokens)
-    return Verification(taken, exact, layouts, gap, found)
+    gap = None if audited.damaged else gap_of(past, max_tokens)
+    return Verification(taken, exact, layouts, gap, audited)
 
 
 def compared(
     past: RecordedRun, step: int, model: Any, max_groups: int, max_tokens: int, dtype: str, exact: bool
 ) -> tuple[tuple[str, ...], tuple[Comparison, ...]]:
-    """(what was taken of a step, what the layouts make of it)."""
+    """(lines about the selected turns of a step, the comparisons of the layouts)."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     records = past.kept(step)
-    some = take(records, max_groups, max_tokens)
+    selected = take(records, max_groups, max_tokens)
     model.to(DTYPES[dtype])
     policy = policy_of(computed_in(past.recipe, dtype), model)
-    case = case_of(past, some, policy)
+    case = case_of(past, selected, policy)
     tolerance = TOLERANCES[dtype] if exact else LOOSE
     comparisons = compare(case, policy, past.recipe, tolerance)
     taken = (
-        f"step {step} of {past.folder.path}: {amount(records, some)}",
+        f"step {step} of {past.folder.path}: {amount(records, selected)}",
         f"under {objective_in_words(past.recipe)}, with the weights of step {past.checkpoint.step} "
         f"({num_parameters:,} parameters) in {dtype}",
     )
@@ -174,22 +174,22 @@ def objective_in_words(recipe: Recipe) -> str:
     return " + ".join(words)
 
 
-def amount(records: Sequence[Record], some: Sequence[Record]) -> str:
-    """How much was taken of how much."""
-    attempts = [sum(len(record.group.trajectories) for record in which) for which in (some, records)]
-    turns = list(turns_of([record.group for record in some]))
+def amount(records: Sequence[Record], selected: Sequence[Record]) -> str:
+    """The size of the selection, in words."""
+    attempts = [sum(len(record.group.trajectories) for record in which) for which in (selected, records)]
+    turns = list(turns_of([record.group for record in selected]))
     return (
-        f"{len(some)} of {len(records)} groups, {attempts[0]} of {attempts[1]} attempts, {len(turns)} turns, "
+        f"{len(selected)} of {len(records)} groups, {attempts[0]} of {attempts[1]} attempts, {len(turns)} turns, "
         f"{sum(map(length, turns)):,} tokens"
     )
 
 
-# ---------------------------------------------------------------- what is taken
+# ---------------------------------------------------------------- the selection
 
 
 def take(records: Sequence[Record], max_groups: int, max_tokens: int) -> list[Record]:
-    """Whole attempts of the groups that move the policy most, within both limits; one attempt at the least."""
-    ordered = sorted(records, key=lambda record: -moves(record))
+    """Whole attempts of the groups that move the policy most, within both limits; at least one attempt."""
+    ordered = sorted(records, key=lambda record: -movement(record))
     taken: list[Record] = []
     left = max_tokens
     for record in ordered[:max_groups]:
@@ -205,14 +205,14 @@ def take(records: Sequence[Record], max_groups: int, max_tokens: int) -> list[Re
     return taken
 
 
-def moves(record: Record) -> float:
-    """How much a group weighs in its update: the sum of weight times the size of the credit."""
+def movement(record: Record) -> float:
+    """How much a group moves the policy: the sum of token weight times absolute credit."""
     pairs = zip(record.credit, record.weights, strict=True)
     return sum(float(np.abs(credit) @ weights) for credit, weights in pairs)
 
 
 def layouts(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, list[Plan]]:
-    """By name: the recipe's tree, one that is cut so small that paths are handed over, and no sharing at all."""
+    """Plans by layout: the recipe's tree, a tree with passes so small that paths are split, and no sharing."""
     longest = max(map(length, turns))
     small = max(1, longest // 2)
     return {
@@ -223,37 +223,35 @@ def layouts(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, list[Plan]
 
 
 def by_plans(learner: Learner, case: Case, plans: Sequence[Plan]) -> Outcome:
-    """What plans make of a case, by the update that trains."""
+    """The outcome of a case with plans, by the same `update` that trains."""
     metrics, _ = learner.update(plans, case.credit, case.weights, case.scores, case.objective)
     passes, num_tokens = sum(len(plan.stretches) for plan in plans), sum(plan.num_tokens for plan in plans)
     return Outcome(passes, num_tokens, metrics["loss"], gradient_of(learner.policy.model))
 
 
 def compare(case: Case, policy: Policy, recipe: Recipe, tolerance: float) -> list[Comparison]:
-    """Every layout beside the padded rows, which come first and set the measure."""
+    """Every layout compared with the padded rows, which come first."""
     truth, size = by_rows(policy.model, case, recipe)
     if not any(gradient.any() for gradient in truth.gradient.values()):
-        raise ValueError(
-            "what was taken has no gradient, so that any layout would do: all its credit is zero; choose another --step"
-        )
+        raise ValueError("the selected turns have no gradient, because all their credit is zero; choose another --step")
     learner = GradientOnlyLearner(policy)
     outcomes = {PADDED: truth}
     for name, plans in layouts(case.turns, recipe.max_tokens_per_microbatch).items():
         outcomes[name] = by_plans(learner, case, plans)
-    found = []
+    comparisons = []
     for name, outcome in outcomes.items():
         error, worst = gradient_error(outcome.gradient, truth.gradient)
         difference = abs(outcome.loss - truth.loss) / max(size, 1e-300)
-        found.append(Comparison(name, outcome.passes, outcome.tokens, difference, error, tolerance, worst))
-    return found
+        comparisons.append(Comparison(name, outcome.passes, outcome.tokens, difference, error, tolerance, worst))
+    return comparisons
 
 
-def gradient_error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
-    """(norm of the difference relative to that of the wanted gradient, the parameter that differs most)."""
+def gradient_error(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
+    """(norm of the difference relative to the norm of the wanted gradient, the parameter that differs most)."""
     nothing = torch.zeros(())
     squares = {
-        name: float((found.get(name, nothing) - wanted.get(name, nothing)).double().square().sum())
-        for name in {**wanted, **found}
+        name: float((computed.get(name, nothing) - wanted.get(name, nothing)).double().square().sum())
+        for name in {**wanted, **computed}
     }
     size = sum(float(gradient.double().square().sum()) for gradient in wanted.values())
     return (sum(squares.values()) / size) ** 0.5, max(squares, key=lambda name: squares[name])
@@ -263,30 +261,30 @@ def gradient_error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
 
 
 def gap_of(past: RecordedRun, max_tokens: int) -> Gap | None:
-    """The gap on recorded turns that a checkpoint which is still there has sampled, of the latest such.
+    """The gap on recorded turns that an existing checkpoint sampled; the latest such checkpoint.
 
-    A step's groups were sampled by weights of the step before at the latest, so the last checkpoint of a finished run
-    has sampled nothing.
+    The groups of a step were sampled at the latest by the weights of the step before, so the last checkpoint of a
+    finished run has sampled nothing.
     """
     for checkpoint in past.checkpoints():
         for step in range(checkpoint.step + 1, checkpoint.step + past.recipe.max_lag + 2):
-            kept = past.kept(step) if step in past.steps else []
-            turns = sampled_by(checkpoint.step, list(turns_of([record.group for record in kept])), max_tokens)
+            records = past.kept(step) if step in past.steps else []
+            turns = sampled_by(checkpoint.step, list(turns_of([record.group for record in records])), max_tokens)
             if turns:
                 learner = GradientOnlyLearner(policy_of(past.recipe, load_model(checkpoint.path)))
-                now = np.concatenate(learner.score(cut(turns, past.recipe.max_tokens_per_microbatch), len(turns)))
-                largest = np.abs(now - np.concatenate([turn.logprobs for turn in turns])).max()
-                return Gap(step, checkpoint.step, len(now), float(largest))
+                logprobs = np.concatenate(learner.score(cut(turns, past.recipe.max_tokens_per_microbatch), len(turns)))
+                largest = np.abs(logprobs - np.concatenate([turn.logprobs for turn in turns])).max()
+                return Gap(step, checkpoint.step, len(logprobs), float(largest))
     return None
 
 
 def sampled_by(version: int, turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
-    """The first turns that one version has sampled whole, as many as fit, one at the least."""
-    found: list[Turn] = []
+    """The first turns that one version sampled entirely, as many as fit, at least one."""
+    sampled: list[Turn] = []
     for turn in turns:
         if len(turn.action) and (turn.versions == version).all() and not np.isnan(turn.logprobs).any():
             max_tokens -= length(turn)
-            if found and max_tokens < 0:
+            if sampled and max_tokens < 0:
                 break
-            found.append(turn)
-    return found
+            sampled.append(turn)
+    return sampled

@@ -26,13 +26,13 @@ class AnyLearner(Protocol):
         self,
         plans: Sequence[Plan],
         credit: PerTurn,
-        weights: PerTurn,
+        token_weights: PerTurn,
         scores: Mapping[str, PerTurn],
         objective: Objective,
     ) -> tuple[dict[str, float], list[NDArray[Any]]]: ...
 
     def update_critic(
-        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn
+        self, plans: Sequence[Plan], targets: PerTurn, token_weights: PerTurn, old: PerTurn
     ) -> dict[str, float]: ...
 
     @property
@@ -41,11 +41,11 @@ class AnyLearner(Protocol):
     def publish(self) -> Mapping[str, Any]: ...
 
     def disturb(self, change: Change) -> int:
-        """Change weights of the policy, until `undisturb`; how many tensors that no spared mirror has."""
+        """Change weights of the policy until `undisturb`. Returns how many changed tensors no spared mirror has."""
         ...
 
     def undisturb(self) -> None:
-        """Make all weights what they were, bit for bit."""
+        """Restore all weights, bit for bit."""
         ...
 
     def save(self, folder: Path, tokenizer: Any) -> None: ...

@@ -131,8 +131,8 @@ class Attention(torch.autograd.Function):
             for total, part, place in ((dq, a, here), (dk, b, there), (dv, c, there)):
                 total[:, place] += part[0]
         if relay is not None:
-            own = slice(offset, offset + q.shape[1])
-            dk, dv = dk[:, own], dv[:, own]
+            new_nodes = slice(offset, offset + q.shape[1])
+            dk, dv = dk[:, new_nodes], dv[:, new_nodes]
             ctx.how = None  # whoever still holds the output must not hold the keys and values of the whole plan
         return dq[None].to(q.dtype), dk[None].to(k.dtype), dv[None].to(v.dtype), None, None, None
 

@@ -62,7 +62,7 @@ class Critic:
         self.clip = clip
 
     def update(
-        self, plans: Sequence[Plan], targets: PerTurn, weights: PerTurn, old: PerTurn, reduce: Reduce = alone
+        self, plans: Sequence[Plan], targets: PerTurn, token_weights: PerTurn, old: PerTurn, reduce: Reduce = alone
     ) -> dict[str, float]:
         """One optimizer step on weight times the squared error, summed over the plans.
 
@@ -72,16 +72,20 @@ class Critic:
         self.stepper.clear()
         sums = {"critic/loss": 0.0, "critic/clipped": 0.0, "critic/error": 0.0, "weight": 0.0}
         for plan in plans:
-            told = {"target": plan.gather(targets), "weight": plan.gather(weights), "old": plan.gather(old)}
-            for picked, *found in self.model.passes(plan):
-                here, (values, _) = drop_unweighted(self.model, told, picked, found)
-                terms, clipped = squared_error(values, here["target"], here["old"], self.clip)
-                total = (terms * here["weight"]).sum()
+            loss_inputs = {
+                "target": plan.gather(targets),
+                "weight": plan.gather(token_weights),
+                "old": plan.gather(old),
+            }
+            for picked, *outputs in self.model.passes(plan):
+                inputs, (values, _) = drop_unweighted(self.model, loss_inputs, picked, outputs)
+                terms, clipped = squared_error(values, inputs["target"], inputs["old"], self.clip)
+                total = (terms * inputs["weight"]).sum()
                 total.backward()
                 sums["critic/loss"] += float(total.detach())
-                sums["weight"] += float(told["weight"][picked].sum())
-                sums["critic/clipped"] += float((clipped * here["weight"]).sum())
-                sums["critic/error"] += float(((values - here["target"]).detach().abs() * here["weight"]).sum())
+                sums["weight"] += float(loss_inputs["weight"][picked].sum())
+                sums["critic/clipped"] += float((clipped * inputs["weight"]).sum())
+                sums["critic/error"] += float(((values - inputs["target"]).detach().abs() * inputs["weight"]).sum())
         sums = reduce(sums)
         stepped = self.stepper.step(math.isfinite(sums["critic/loss"]), idle=not sums["weight"])
         return {

@@ -66,7 +66,7 @@ class Adapters:
                 names = ", ".join(sorted({name.rpartition(".")[2] for name in linear_layers(model)}))
                 raise ValueError(f"lora.targets: {error}; this model's linear layers are {names}") from None
         self.layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-        self.adapted = {own.name: own for own in adapted_weights(model)}
+        self.adapted = {weight.name: weight for weight in adapted_weights(model)}
         """By the name that the weight has beside its adapter."""
         self.model = model
 

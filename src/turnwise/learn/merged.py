@@ -47,11 +47,11 @@ class Adapted:
 
     def added(self, weights: Mapping[str, Tensor]) -> Tensor:
         """What the adapter among these weights adds."""
-        own = {name for name, _ in self.layer.named_parameters() if name.startswith("lora_")}
-        given = {f"layer.{name}": weights[f"{self.path}.{name}"] for name in own}
+        names = {name for name, _ in self.layer.named_parameters() if name.startswith("lora_")}
+        parameters = {f"layer.{name}": weights[f"{self.path}.{name}"] for name in names}
         with torch.no_grad():
-            found: Tensor = torch.func.functional_call(Added(self.layer), given, ())
-        return found
+            added: Tensor = torch.func.functional_call(Added(self.layer), parameters, ())
+        return added
 
 
 class Added(torch.nn.Module):
@@ -74,20 +74,20 @@ class Merged(Mapping[str, Tensor]):
         """`adapted` by the name of the weight in the model with adapters."""
         self.weights = weights
         self.adapted = adapted
-        self.own = {plain_name(name): name for name in weights if ".lora_" not in name}
+        self.names_with_adapters = {plain_name(name): name for name in weights if ".lora_" not in name}
 
     def __getitem__(self, name: str) -> Tensor:
-        own = self.own[name]
-        weight = self.weights[own]
-        if own not in self.adapted:
+        name_with_adapters = self.names_with_adapters[name]
+        weight = self.weights[name_with_adapters]
+        if name_with_adapters not in self.adapted:
             return weight
-        return weight + self.adapted[own].added(self.weights).to(weight.device, weight.dtype)
+        return weight + self.adapted[name_with_adapters].added(self.weights).to(weight.device, weight.dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
+        return iter(self.names_with_adapters)
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.names_with_adapters)
 
 
 def plain_name(name: str) -> str:
@@ -124,12 +124,12 @@ def check_gradients(model: Any, adapted: Mapping[str, Adapted]) -> None:
     """Refuse layers whose adapters have no part in what is trained. By kind: a layer of one expert among many may have
     no token."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(logprobs_of(model).sum(), list(parameters.values()), allow_unused=True)
-    trained = {name for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+    gradients = torch.autograd.grad(logprobs_of(model).sum(), list(parameters.values()), allow_unused=True)
+    trained = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
     kinds: dict[str, bool] = {}
-    for own in adapted.values():
-        kind = plain_name(own.name).removesuffix(".weight").rpartition(".")[2]
-        kinds[kind] = kinds.get(kind, False) or any(name.startswith(f"{own.path}.lora_") for name in trained)
+    for weight in adapted.values():
+        kind = plain_name(weight.name).removesuffix(".weight").rpartition(".")[2]
+        kinds[kind] = kinds.get(kind, False) or any(name.startswith(f"{weight.path}.lora_") for name in trained)
     for kind, trains in kinds.items():
         if not trains:
             raise ValueError(f"lora.targets: an adapter of {kind} would never get a gradient; leave it out")
@@ -147,11 +147,11 @@ def trial_values(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None]:
                 drawn = torch.randn(parameters[name].shape, generator=random)
                 parameters[name].copy_(drawn)
             weights = model.state_dict()
-            for own in adapted.values():
-                size = own.added(weights).square().mean().sqrt()
-                wanted = TRIAL * weights[own.name].square().mean().sqrt() or TRIAL
+            for weight in adapted.values():
+                size = weight.added(weights).square().mean().sqrt()
+                wanted = TRIAL * weights[weight.name].square().mean().sqrt() or TRIAL
                 for name in kept:
-                    if name.startswith(f"{own.path}.lora_B."):
+                    if name.startswith(f"{weight.path}.lora_B."):
                         parameters[name].mul_(wanted / size)
         yield
     finally:
@@ -167,25 +167,25 @@ def merged_in_place(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None
     merged = Merged(model.state_dict(), adapted)
     handles = []
 
-    def put(own: Adapted) -> Any:
+    def put(adapted_weight: Adapted) -> Any:
         def before(layer: Any, _: Any) -> None:
             layer._disable_adapters = True
-            parameter = getattr(layer.get_base_layer(), own.parameter)
-            parameter.data = merged[plain_name(own.name)]
+            parameter = getattr(layer.get_base_layer(), adapted_weight.parameter)
+            parameter.data = merged[plain_name(adapted_weight.name)]
 
         return before
 
-    def take(own: Adapted) -> Any:
+    def take(adapted_weight: Adapted) -> Any:
         def after(layer: Any, *_: Any) -> None:
             layer._disable_adapters = False
-            parameter = getattr(layer.get_base_layer(), own.parameter)
-            parameter.data = merged.weights[own.name]
+            parameter = getattr(layer.get_base_layer(), adapted_weight.parameter)
+            parameter.data = merged.weights[adapted_weight.name]
 
         return after
 
-    for own in adapted.values():
-        handles += [own.layer.register_forward_pre_hook(put(own))]
-        handles += [own.layer.register_forward_hook(take(own), always_call=True)]
+    for adapted_weight in adapted.values():
+        handles += [adapted_weight.layer.register_forward_pre_hook(put(adapted_weight))]
+        handles += [adapted_weight.layer.register_forward_hook(take(adapted_weight), always_call=True)]
     try:
         yield
     finally:

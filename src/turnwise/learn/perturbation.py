@@ -135,9 +135,9 @@ class Disturbance:
         buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in published)
         # Sorted: peft takes weights of experts out of a layer and puts them back at the end.
         for place, (name, tensor) in enumerate(sorted([*model.named_parameters(), *buffers], key=lambda pair: pair[0])):
-            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            if own.is_floating_point() and own.numel():
-                yield place, name, own.detach().view(-1)
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if local.is_floating_point() and local.numel():
+                yield place, name, local.detach().view(-1)
 
 
 def last_of(name: str) -> tuple[str, str]:

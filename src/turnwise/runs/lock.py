@@ -75,8 +75,8 @@ def owned(folder: Path) -> Iterator[None]:
 def _open_locked(path: Path) -> int:
     """A handle of the file at `path`, locked."""
     while True:
-        if path.exists() and (own := _held.get(_key(path))) is not None and own.pid == os.getpid():
-            raise _in_use(path, own)
+        if path.exists() and (owner := _held.get(_key(path))) is not None and owner.pid == os.getpid():
+            raise _in_use(path, owner)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except PermissionError as error:

@@ -109,8 +109,8 @@ def stamp_of(config: bytes) -> str | None:
 def stamp(folder: RunFolder, recipe: Recipe) -> None:
     """Say that a run is one's own, where that will ever be asked. Without a place for a key it is asked again later."""
     with suppress(OSError):
-        if (own := stamp_where_asked(recipe, folder.config.read_bytes())) is not None:
-            write_atomically(folder.stamp, own + "\n")
+        if (text := stamp_where_asked(recipe, folder.config.read_bytes())) is not None:
+            write_atomically(folder.stamp, text + "\n")
 
 
 def stamp_where_asked(recipe: Recipe, config: bytes) -> str | None:
@@ -124,8 +124,8 @@ def is_own(folder: RunFolder, config: bytes) -> bool:
         found = folder.stamp.read_bytes().strip()
     except OSError:
         return False
-    own = stamp_of(config)
-    return own is not None and hmac.compare_digest(found, own.encode())
+    expected = stamp_of(config)
+    return expected is not None and hmac.compare_digest(found, expected.encode())
 
 
 # ---------------------------------------------------------------- recipes of folders

@@ -1,4 +1,4 @@
-"""The HTTP side of the endpoint: routes, keys, limits of bodies, streams, clients that hang up. Needs Starlette."""
+"""The HTTP side of the endpoint: routes, keys, size limits, streams, and clients that disconnect. Needs Starlette."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ DIALECTS: dict[str, ModuleType] = {
     "/v1/responses": responses,
     "/v1/messages": messages,
 }
-STILL_HERE = 10.0
-"""Seconds after which a client that waits for a stream is told that we are there."""
-GONE = 499
-"""The status of a response that nobody is there to read."""
+KEEP_ALIVE_SECONDS = 10.0
+"""Seconds between two keep-alive comments in a stream."""
+CLIENT_CLOSED = 499
+"""The status of a response to a client that has disconnected."""
 
 
 def make_app(registry: Registry) -> Starlette:
-    """Bodies are read by the dialects themselves, in whose words a mistake must be answered: what FastAPI has beside
-    this would go unused, and takes a second to import."""
+    """The application. It uses Starlette, not FastAPI: each dialect reads its bodies itself, because errors must be
+    written in that dialect, and FastAPI takes a second to import."""
     handler = RequestHandler(registry)
     routes = [Route(path, partial(handler.serve, dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
     routes.append(Route("/v1/models", handler.models, methods=["GET"]))
@@ -48,21 +48,21 @@ def make_app(registry: Registry) -> Starlette:
 
 
 async def unknown(request: Request, error: Exception) -> Response:
-    """Paths and methods that are not served."""
+    """The response for paths and methods that are not served."""
     assert isinstance(error, HTTPException)
     path = path_of(request)
-    about = f"{request.method} {shown(path)} is not served here; see {', '.join(DIALECTS)} and /v1/models"
+    problem = f"{request.method} {shown(path)} is not served here; see {', '.join(DIALECTS)} and /v1/models"
     dialect = DIALECTS.get(path, chat)
-    return refused(dialect, Refusal(error.status_code, about, "unknown_url"))
+    return refused(dialect, Refusal(error.status_code, problem, "unknown_url"))
 
 
 def refused(dialect: ModuleType, refusal: Refusal) -> Response:
-    """No client shall try again by itself: what is refused once is refused always."""
+    """The response of a refusal. It tells clients not to retry, because a retry would be refused too."""
     return JSONResponse(dialect.error(refusal), refusal.status, {"x-should-retry": "false"})
 
 
 class RequestHandler:
-    """Takes requests and hands out answers."""
+    """Receives requests and sends answers."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -72,29 +72,29 @@ class RequestHandler:
             session = self.session_of(request)
             raw = await self.body_of(request)
             ask: Ask = dialect.read(read_json(raw))
-            call = await there(session, session.open(ask, delivery_of(request, raw)))
+            call = await in_session_loop(session, session.open(ask, delivery_of(request, raw)))
             if ask.stream:
                 headers = {"cache-control": "no-store", **overridden(call)}
                 events = self.events(dialect, session, ask, call)
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-            return await self.whole(dialect, session, ask, call, request)
+            return await self.complete(dialect, session, ask, call, request)
         except Refusal as refusal:
             return refused(dialect, refusal)
         except ClientDisconnect:
-            return Response(status_code=GONE)
+            return Response(status_code=CLIENT_CLOSED)
         except Exception:
             log.exception("a request could not be served")
-            return refused(dialect, Refusal(500, "this is a mistake of the server; its log says more", "internal"))
+            return refused(dialect, Refusal(500, "the server failed; see its log", "internal"))
 
     def session_of(self, request: Request) -> Serves:
-        """Whom a request is for, by its key."""
+        """The session of a request, found by its key."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = request.headers.get("x-api-key", "") or (bearer.strip() if scheme.lower() == "bearer" else "")
-        return self.registry.find(key.encode("latin-1"))  # as Starlette reads the bytes of headers
+        return self.registry.find(key.encode("latin-1"))  # Starlette decodes headers as Latin-1
 
     async def body_of(self, request: Request) -> bytes:
-        """The body, if it is not too large. A larger one is read to its end all the same, within reason: a client that
-        is still writing would not see why it was refused."""
+        """The body, if it is not too large. A larger body is also read, up to a limit: a client that is still sending
+        would not read why it was refused."""
         limit = self.registry.largest_body
         refusal = Refusal(413, f"the body is larger than {limit} bytes", "request_too_large")
         announced = request.headers.get("content-length", "0")
@@ -113,39 +113,39 @@ class RequestHandler:
             raise refusal
         return b"".join(parts)
 
-    async def whole(
+    async def complete(
         self, dialect: ModuleType, session: Serves, ask: Ask, call: ServedCall, request: Request
     ) -> Response:
-        """The answer in one piece, or nothing where the client hung up; it may ask again, and have it then."""
-        waiting = asyncio.ensure_future(there(session, session.hand_over(call)))
-        gone = asyncio.ensure_future(hung_up(request))
+        """The answer in one piece; an empty response if the client disconnected. A retry can still get the answer."""
+        waiting = asyncio.ensure_future(in_session_loop(session, session.hand_over(call)))
+        disconnect = asyncio.ensure_future(disconnected(request))
         try:
-            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                return Response(status_code=GONE)
+                return Response(status_code=CLIENT_CLOSED)
             answer = waiting.result()
             return JSONResponse(dialect.write(ask, answer), headers=answer.headers)
         finally:
-            gone.cancel()
+            disconnect.cancel()
             waiting.cancel()
-            later(session, call, for_good=False)
+            leave_session(session, call, for_good=False)
 
     async def events(self, dialect: ModuleType, session: Serves, ask: Ask, call: ServedCall) -> AsyncIterator[str]:
-        """The answer as events. It is recorded right before the event that completes it: a client that hangs up earlier
-        has not heard it."""
-        waiting = asyncio.ensure_future(there(session, session.wait(call)))
+        """The answer as events. It is recorded right before the event that completes it: a client that disconnects
+        earlier did not receive it."""
+        waiting = asyncio.ensure_future(in_session_loop(session, session.wait(call)))
         try:
-            while not (await asyncio.wait({waiting}, timeout=STILL_HERE))[0]:
+            while not (await asyncio.wait({waiting}, timeout=KEEP_ALIVE_SECONDS))[0]:
                 yield ": still here\n\n"
             for text, completes in dialect.stream(ask, waiting.result()):
                 if completes:
-                    await there(session, session.record(call))
+                    await in_session_loop(session, session.record(call))
                 yield text
         except Refusal as refusal:
             yield dialect.error_event(refusal)
         finally:
             waiting.cancel()
-            later(session, call, for_good=True)
+            leave_session(session, call, for_good=True)
 
     async def models(self, request: Request) -> Response:
         try:
@@ -156,18 +156,18 @@ class RequestHandler:
 
     async def model(self, request: Request) -> Response:
         try:
-            name, known = request.path_params["name"], self.session_of(request).model
-            if name != known:
-                raise Refusal(404, f"there is no model {shown(name)} here; there is {known!r}", "model_not_found")
+            name, served = request.path_params["name"], self.session_of(request).model
+            if name != served:
+                raise Refusal(404, f"there is no model {shown(name)} here; there is {served!r}", "model_not_found")
         except Refusal as refusal:
             return refused(chat, refusal)
-        return JSONResponse(entry_of(known))
+        return JSONResponse(entry_of(served))
 
 
 def entry_of(model: str) -> dict[str, Any]:
-    """A model as both OpenAI's and Anthropic's lists have it."""
-    ours = {"id": model, "object": "model", "created": 0, "owned_by": "turnwise"}
-    return {**ours, "type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+    """A model in a form that fits the lists of both OpenAI and Anthropic."""
+    openai_fields = {"id": model, "object": "model", "created": 0, "owned_by": "turnwise"}
+    return {**openai_fields, "type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def overridden(call: ServedCall) -> dict[str, str]:
@@ -176,7 +176,7 @@ def overridden(call: ServedCall) -> dict[str, str]:
 
 
 def delivery_of(request: Request, raw: bytes) -> Delivery:
-    """Which try of which request this is."""
+    """The identity of a request and the number of its try."""
     count = request.headers.get("x-stainless-retry-count", "0")
     name = f"{path_of(request)}\0".encode()
     return Delivery(
@@ -187,18 +187,18 @@ def delivery_of(request: Request, raw: bytes) -> Delivery:
 
 
 def path_of(request: Request) -> str:
-    """The path; `request.url` would read the Host header too, which may say anything."""
+    """The path. `request.url` would also read the Host header, which is hostile input."""
     return str(request.scope["path"])
 
 
-async def hung_up(request: Request) -> None:
-    """Returns when the client is gone."""
+async def disconnected(request: Request) -> None:
+    """Returns when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def there(session: Serves, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that runs where the session lives."""
+async def in_session_loop(session: Serves, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that runs in the session's event loop."""
     try:
         future = asyncio.run_coroutine_threadsafe(work, session.loop)
     except RuntimeError:  # its loop is gone
@@ -207,8 +207,8 @@ async def there(session: Serves, work: Coroutine[Any, Any, Result]) -> Result:
     return await asyncio.wrap_future(future)
 
 
-def later(session: Serves, call: ServedCall, *, for_good: bool) -> None:
-    """Tell the session that a client has left. Nothing is waited for: whoever hung up took our turn to wait along."""
+def leave_session(session: Serves, call: ServedCall, *, for_good: bool) -> None:
+    """Tell the session that a client has left. This does not wait, because the request's task may be cancelled."""
     try:
         session.loop.call_soon_threadsafe(session.leave, call, for_good)
     except RuntimeError:  # its loop is gone

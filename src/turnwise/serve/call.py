@@ -29,7 +29,7 @@ class ServedCall:
 
     ask: Ask
     messages: Messages
-    """Messages of the prompt: the client's, but with our originals of those that it sent back."""
+    """Messages of the prompt. Answers of the model are our originals, not the copies that the client sent back."""
     prompt: Prompt
     sampling: Sampling
     overridden: Mapping[str, Any]
@@ -50,13 +50,13 @@ class ServedCall:
 
 
 def prompt_after(renderer: Renderer, ask: Ask, messages: Messages, before: ServedTurn | None) -> Prompt:
-    """The prompt of a request: the exact tokens of the turn it continues plus what follows, or a new rendering."""
+    """The prompt of a request: the exact tokens of the turn it continues plus the new messages, or a new rendering."""
     if renderer.template.format is None and (ask.tools or any(message.calls for message in messages)):
         raise unfit(NO_TOOLS)
     try:
         if before is None:
             return renderer.first(messages, ask.tools)
-        return renderer.next(before.turn, before.shown, messages, ask.tools, before.tools)
+        return renderer.next(before.turn, before.messages, messages, ask.tools, before.tools)
     except ValueError as error:
         raise unfit(" ".join(str(error).split()), "invalid_value") from None
 
@@ -78,7 +78,7 @@ def too_long(size: int, longest: int) -> Refusal:
 
 
 def too_large(size: int, largest: int) -> Refusal:
-    return unfit(f"what is new has {size} bytes, and the most that is read is {largest}", "context_length_exceeded")
+    return unfit(f"the new messages have {size} bytes; the limit is {largest}", "context_length_exceeded")
 
 
 def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
@@ -86,7 +86,7 @@ def fewest_tokens(renderer: Renderer, ask: Ask) -> int:
     if isinstance(ask.raw, tuple):
         return len(ask.raw)
     texts = [ask.raw or ""]
-    texts += [text for said in ask.messages for text in (said.content, *(call.text for call in said.calls))]
+    texts += [text for message in ask.messages for text in (message.content, *(call.text for call in message.calls))]
     return sum(map(len, texts)) // longest_token(renderer)
 
 
@@ -97,7 +97,7 @@ def longest_token(renderer: Renderer) -> int:
 
 
 async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -> Completion:
-    """What an engine samples. A ValueError means that the client asked for something impossible."""
+    """The engine's completion. A ValueError of the engine means that the request is invalid."""
     try:
         return await engine.generate(call.prompt.tokens, call.sampling, session=session, seed=seed)
     except ValueError as error:
@@ -105,12 +105,12 @@ async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -
 
 
 def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Turn:
-    """The turn of a call that was sampled; its reward is not known yet."""
+    """The turn of a completed call; its reward is not known yet."""
     tokens = completion.tokens
     if call.ask.raw is None:
-        said = renderer.said(call.prompt.tokens, tokens)
+        message = renderer.said(call.prompt.tokens, tokens)
     else:
-        said = Message("assistant", spoken(renderer, completion))
+        message = Message("assistant", spoken(renderer, completion))
     return Turn(
         prompt=call.prompt.tokens,
         action=tokens,
@@ -118,7 +118,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
         versions=completion.versions,
         stop=completion.stop,
         reward=0.0,
-        said=said,
+        said=message,
         timing=completion.timing,
         broke=Break.none,
     )
@@ -150,9 +150,9 @@ def answer_of(call: ServedCall, turn: Turn, renderer: Renderer, model: str) -> S
 
 
 def first_of(stops: tuple[str, ...], text: str) -> str:
-    """The string that comes first in a text."""
-    found = [stop for stop in stops if stop in text]
-    return min(found, key=text.find, default="")
+    """The one of some strings that occurs first in a text."""
+    occurring = [stop for stop in stops if stop in text]
+    return min(occurring, key=text.find, default="")
 
 
 def check_model(ask: Ask, model: str) -> None:

@@ -37,7 +37,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches it."""
+        """The address of the server for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
@@ -49,7 +49,7 @@ class Endpoint:
         return Address(f"{self.url}/v1", key, session.model)
 
     def end(self, key: str) -> None:
-        """The session is over."""
+        """End a session."""
         self.registry.end(key)
 
     def start(self) -> None:
@@ -67,8 +67,8 @@ class Endpoint:
         except OSError as error:
             where = f"{self.host}:{self.port}"
             raise ValueError(f"cannot serve on {where}: {error.strerror}; choose another host or port") from None
-        # An answer is two writes, and without this the second waits 40 ms for the client to acknowledge the first;
-        # asyncio sees to it only for sockets that were made with their protocol named.
+        # An answer is two writes. Without TCP_NODELAY the second waits 40 ms until the client acknowledges the first.
+        # asyncio sets it only for sockets whose protocol was named when they were made.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(

@@ -16,7 +16,7 @@ class ServedTurn:
     """A recorded turn with the messages of its prompt."""
 
     turn: Turn
-    shown: Messages
+    messages: Messages
     tools: tuple[ToolSpec, ...]
     continued: bool = False
     """Whether a request has continued it."""
@@ -39,15 +39,15 @@ class History:
 
     def add(self, served: ServedTurn) -> None:
         node = self.root
-        for message in (*served.shown, served.turn.said):
-            node = node.children.setdefault(seen(message), ConversationNode())
+        for message in (*served.messages, served.turn.said):
+            node = node.children.setdefault(comparison_key(message), ConversationNode())
         node.ended.append(served)
 
     def find(self, messages: Messages) -> ServedTurn | None:
         """The turn with the longest conversation that these messages continue."""
         node, longest = self.root, None
         for message in messages:
-            following = node.children.get(seen(message))
+            following = node.children.get(comparison_key(message))
             if following is None:
                 break
             node = following
@@ -57,7 +57,7 @@ class History:
         return longest
 
 
-def seen(message: Message) -> Hashable:
+def comparison_key(message: Message) -> Hashable:
     """The part of a message that every client sends back unchanged. It may drop the thinking, strip white space around
     an answer, and rewrite the JSON of tool arguments."""
     if message.role != "assistant":

@@ -1,4 +1,4 @@
-"""The key that clients of `turnwise serve` have to send, and where it comes from."""
+"""The key that clients of `turnwise serve` must send, and its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST_FILE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, and where clients' people find it.
+    """A key, and the text that tells the user where it is.
 
     Example:
         Key("k3y", "the contents of /run/secrets/key")
@@ -21,22 +21,22 @@ class Key:
 
     text: str
     shown: str
-    """What is said of it on the screen: itself, only where it was made up and nobody knows it yet."""
+    """The text on the screen. It contains the key only if the key is random, so that the user can read it."""
 
 
-def find_key(given: str, file: str) -> Key:
-    """From the command line, a file, the environment, or made up, in this order. What a command line says, everyone on
-    the machine can read."""
-    if given and file:
+def find_key(key: str, file: str) -> Key:
+    """The key from the command line, a file or the environment, in this order, or a random one. Every user of the
+    machine can read a command line."""
+    if key and file:
         raise ValueError("--key and --key-file both give a key; remove one of them")
-    if given:
-        return checked(given, "--key")
+    if key:
+        return checked(key, "--key")
     if file:
         return checked(contents(Path(file)), f"--key-file {file}", f"the contents of {file}")
     if VARIABLE in os.environ:
         return checked(os.environ[VARIABLE].strip(), VARIABLE, f"the value of {VARIABLE}")
-    made = secrets.token_urlsafe(24)
-    return Key(made, made)
+    random_key = secrets.token_urlsafe(24)
+    return Key(random_key, random_key)
 
 
 def contents(file: Path) -> str:
@@ -44,15 +44,15 @@ def contents(file: Path) -> str:
         with file.open("rb") as opened:
             raw = opened.read(LARGEST_FILE + 1)
         if len(raw) > LARGEST_FILE:
-            raise ValueError(f"--key-file {file} has more than {LARGEST_FILE} bytes; it should hold a key and no more")
+            raise ValueError(f"--key-file {file} has more than {LARGEST_FILE} bytes; it must contain only the key")
         return raw.decode().strip()
     except OSError as error:
         raise ValueError(f"cannot read --key-file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"--key-file {file} is no text in UTF-8") from None
+        raise ValueError(f"--key-file {file} is not UTF-8 text; write the key as UTF-8") from None
 
 
 def checked(text: str, where: str, shown: str = "the one that was given") -> Key:
     if not text or not text.isprintable() or any(character.isspace() for character in text):
-        raise ValueError(f"{where}: a key is one word without spaces, and not empty; write another")
+        raise ValueError(f"{where}: the key is empty or has spaces; choose one word without spaces")
     return Key(text, shown)

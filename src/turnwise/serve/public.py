@@ -1,4 +1,4 @@
-"""A model served to people: whoever has the key, with the settings they ask for; nothing is recorded but a line."""
+"""A model for every client that has the key, with the client's sampling settings. Only a log line is recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLLOWED = ("temperature", "top_p", "top_k", "seed")
 
 
 class Public:
-    """Serves requests that have nothing to do with each other. Everything here happens in one event loop."""
+    """Serves independent requests. All its methods run in one event loop."""
 
     def __init__(self, engine: Engine, renderer: Renderer, model: str) -> None:
         self.engine = engine
@@ -44,7 +44,9 @@ class Public:
     async def open(self, ask: Ask, delivery: Delivery) -> ServedCall:
         check_model(ask, self.model)
         if ask.after:
-            raise unfit("previous_response_id is not supported: conversations are not kept; send all of it")
+            raise unfit(
+                "previous_response_id is not supported: conversations are not stored; send the whole conversation"
+            )
         longest = self.engine.context - 1
         if (size := fewest_tokens(self.renderer, ask)) > longest:
             raise too_long(size, longest)
@@ -66,8 +68,8 @@ class Public:
 
     async def sample(self, call: ServedCall) -> ServedAnswer:
         began = time.perf_counter()
-        asked = call.ask.asked.get("seed")
-        seed = seed_of("public", call.id if asked is None else asked)
+        chosen_seed = call.ask.settings.get("seed")
+        seed = seed_of("public", call.id if chosen_seed is None else chosen_seed)
         try:
             completion = await generated(self.engine, call, f"public/{call.id}", seed)
         except Refusal:
@@ -92,23 +94,23 @@ class Public:
         return None
 
     def leave(self, call: ServedCall, for_good: bool) -> None:
-        """Nobody else waits for it."""
+        """Cancel the call of a client that has left; no other client waits for it."""
         if call.work is not None:
             call.work.cancel()
 
 
 def sampling_of(ask: Ask, room: int) -> Sampling:
-    """The client's own settings; what the engine cannot follow is refused."""
-    asked: dict[str, Any] = dict(ask.asked)
-    for name in asked:
+    """The client's sampling settings; settings that the engine does not support are refused."""
+    settings: dict[str, Any] = dict(ask.settings)
+    for name in settings:
         if name not in FOLLOWED:
-            raise unfit(f"{name} is not supported here; remove it", "unsupported_parameter")
+            raise unfit(f"{name} is not supported; remove it", "unsupported_parameter")
     try:
         return Sampling(
             max_tokens=room if ask.max_tokens is None else min(room, ask.max_tokens),
-            temperature=asked.get("temperature", 1.0),
-            top_p=asked.get("top_p", 1.0),
-            top_k=max(0, asked.get("top_k", 0)),
+            temperature=settings.get("temperature", 1.0),
+            top_p=settings.get("top_p", 1.0),
+            top_k=max(0, settings.get("top_k", 0)),
             stop=ask.stop,
         )
     except ValueError as error:

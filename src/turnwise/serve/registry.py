@@ -37,14 +37,14 @@ class Serves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where and as whom a client reaches its session.
+    """The address and key with which a client reaches its session.
 
     Example:
         openai.OpenAI(base_url=address.base_url, api_key=address.key)
     """
 
     base_url: str
-    """With /v1, as OpenAI's clients want it; Anthropic's want it without."""
+    """Ends with /v1, as OpenAI's clients need it; Anthropic's clients need it without."""
     key: str
     model: str
 
@@ -54,7 +54,7 @@ class Registry:
 
     def __init__(self, largest_body: int) -> None:
         self.largest_body = largest_body
-        """Bytes of a request's body."""
+        """The largest request body, in bytes."""
         self.secret = secrets.token_bytes(32)
         self.sessions: dict[bytes, tuple[bytes, Serves]] = {}
         """mark of a key -> (the key, its session)"""
@@ -76,20 +76,20 @@ class Registry:
             while len(self.over) > REMEMBERED:
                 self.over.popitem(last=False)
 
-    def find(self, given: bytes) -> Serves:
+    def find(self, header: bytes) -> Serves:
         """The session of a key from a header: in UTF-8, or in Latin-1 from clients that still write that."""
-        key = as_utf8(given)
+        key = as_utf8(header)
         mark = self.mark(key)
-        known, session = self.sessions.get(mark, (b"", None))
-        if hmac.compare_digest(known, key) and session is not None:
+        known_key, session = self.sessions.get(mark, (b"", None))
+        if hmac.compare_digest(known_key, key) and session is not None:
             return session
         if mark in self.over:
             raise Refusal(410, "the attempt that this key belongs to is over", "session_over")
-        raise Refusal(401, "this key is not known here; use the one that the agent was given", "invalid_api_key")
+        raise Refusal(401, "this key is unknown; use the key that the agent received", "invalid_api_key")
 
 
-def as_utf8(given: bytes) -> bytes:
+def as_utf8(header: bytes) -> bytes:
     try:
-        return given.decode().encode()
+        return header.decode().encode()
     except UnicodeDecodeError:
-        return given.decode("latin-1").encode()
+        return header.decode("latin-1").encode()

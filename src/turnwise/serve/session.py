@@ -34,7 +34,7 @@ from turnwise.types import Break, Status, StopReason, Turn
 
 OVER = "this attempt is over: nothing more is sampled for it"
 PATIENCE = 15.0
-"""Seconds that an answer is kept for a client that hung up and may retry: clients wait less between two tries."""
+"""Seconds that an answer is kept for a client that disconnected and may retry. Clients wait less between tries."""
 
 
 class Session:
@@ -187,7 +187,7 @@ class Session:
         if before is not None and not before.continued:
             before.continued = True
             earlier = next(call for call in self.recorded if call.turn is before.turn)
-            earlier.heard = messages[len(before.shown) + 1 :]
+            earlier.heard = messages[len(before.messages) + 1 :]
             earlier.seconds = self.now() - self.ended_at[earlier.id]
         self.in_flight.append(call)
         call.work = asyncio.create_task(self.sample(call), name=f"{self.attempt.session}: request {call.number}")
@@ -203,8 +203,8 @@ class Session:
         before = self.history.find(messages)
         new = messages
         if before is not None:
-            new = messages[len(before.shown) + 1 :]
-            messages = (*before.shown, before.turn.said, *new)
+            new = messages[len(before.messages) + 1 :]
+            messages = (*before.messages, before.turn.said, *new)
         self.check_size(text_bytes(new, ask.tools))
         return messages, before, await render_off_loop(prompt_after, self.renderer, ask, messages, before)
 
@@ -235,8 +235,8 @@ class Session:
                 continue
             text = decode([*turn.prompt.tolist(), *turn.action.tolist()])
             if raw.startswith(text):
-                rest = self.renderer.encode_raw(raw[len(text) :])
-                return Prompt(frozen(np.concatenate([turn.prompt, turn.action, rest]).astype(np.int32)))
+                new_tokens = self.renderer.encode_raw(raw[len(text) :])
+                return Prompt(frozen(np.concatenate([turn.prompt, turn.action, new_tokens]).astype(np.int32)))
         return raw_prompt(self.renderer, raw)
 
     def room(self, size: int) -> int:
@@ -273,7 +273,7 @@ class Session:
     def pay(self, reward: float) -> None:
         """Pay for the last recorded turn."""
         if reward and not self.recorded:
-            raise ValueError("the environment paid for a turn, and there was no turn yet")
+            raise ValueError("the environment gave a reward before the first turn")
         if reward:
             self.recorded[-1].reward += reward
 
@@ -293,11 +293,11 @@ class Session:
 
 
 def overridden(ask: Ask, sampling: Sampling) -> Mapping[str, Any]:
-    """Sampling settings that the client asked for and did not get, with the values used instead."""
+    """Sampling settings of the client that were overridden, with the values used instead."""
     used: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    asked = {name: max(0, value) if name == "top_k" else value for name, value in ask.asked.items()}
+    settings = {name: max(0, value) if name == "top_k" else value for name, value in ask.settings.items()}
     return {
         name: {"asked": value, "used": used.get(name)}
-        for name, value in asked.items()
+        for name, value in settings.items()
         if name not in used or used[name] != value
     }

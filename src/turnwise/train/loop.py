@@ -253,33 +253,33 @@ def train_step(
         name: [learner.score(plan, len(batch), name) for plan, batch in zip(plans, turns, strict=True)]
         for name in sorted(settings.needs)
     }
-    of_step = {name: flat(scores[name]) for name in scores}
+    step_scores = {name: flat(scores[name]) for name in scores}
     try:
-        credit = stages.estimate(taken.kept, of_step)
+        credit = stages.estimate(taken.kept, step_scores)
         corrected, measured = stages.correct(taken.kept, credit, flat(scores.get("old", [])))
-        targets = stages.targets(taken.kept, of_step) if stages.targets else None
+        targets = stages.targets(taken.kept, step_scores) if stages.targets else None
     except ValueError as error:  # values that an estimator is not made for; nothing has been updated yet
         raise RunStopped(str(error)) from error
     sizes = [len(batch) for batch in turns]
     credits = split_by(corrected, sizes)
-    lessons = split_by(targets, sizes) if targets is not None else []
+    critic_targets = split_by(targets, sizes) if targets is not None else []
     stale = [is_stale(batch, version, settings) for batch in turns]
-    weights = [
+    token_weights = [
         [weight * (not old) for weight, old in zip(stages.weigh(batch), of_batch, strict=True)]
         for batch, of_batch in zip(batches, stale, strict=True)
     ]
     logged: list[dict[str, float]] = []
     sampled_gap: dict[str, float] = {}
     for _ in range(settings.epochs):
-        for index, plan in enumerate(plans):
-            told: dict[str, PerTurn] = {name: scores[name][index] for name in scores if name in IN_LOSS}
+        for index, (plan, weights) in enumerate(zip(plans, token_weights, strict=True)):
+            loss_inputs: dict[str, PerTurn] = {name: scores[name][index] for name in scores if name in IN_LOSS}
             if (old := old_of(settings, scores, turns, index)) is not None:
-                moved = bool(logged) or settings.anchor == "engine"
-                now = partial(learner.score, plan, len(turns[index])) if moved else partial(same, old)
-                told["old"] = stages.anchor(batches[index], old, now)
-            metrics, logprobs = learner.update(plan, credits[index], weights[index], told, stages.objective)
-            if lessons:
-                metrics |= learner.update_critic(plan, lessons[index], weights[index], scores["values"][index])
+                changed = bool(logged) or settings.anchor == "engine"
+                score_now = partial(learner.score, plan, len(turns[index])) if changed else partial(unchanged, old)
+                loss_inputs["old"] = stages.anchor(batches[index], old, score_now)
+            metrics, logprobs = learner.update(plan, credits[index], weights, loss_inputs, stages.objective)
+            if critic_targets:
+                metrics |= learner.update_critic(plan, critic_targets[index], weights, scores["values"][index])
             if not sampled_gap and all(update["idle"] or update["skipped"] for update in logged):
                 sampled_gap = gap(turns[index], logprobs, version)
             logged.append(metrics)
@@ -296,7 +296,7 @@ def train_step(
         "seconds/plan_and_credit": time.perf_counter() - began - (sum(learner.seconds.values()) - spent),
         "seconds/train": time.perf_counter() - began,
     }
-    return metrics, records_of(taken, credit, flat(weights))
+    return metrics, records_of(taken, credit, flat(token_weights))
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -315,20 +315,20 @@ def old_of(
     return scores["old"][index] if "old" in scores else None
 
 
-def same(old: PerTurn) -> PerTurn:
+def unchanged(old: PerTurn) -> PerTurn:
     return old
 
 
 def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> dict[str, float]:
     """How far the engine's logprobs are from the learner's, on turns that the weights being trained have sampled."""
     fresh = [
-        (turn.logprobs, now)
-        for turn, now in zip(turns, logprobs, strict=True)
+        (turn.logprobs, rescored)
+        for turn, rescored in zip(turns, logprobs, strict=True)
         if len(turn.action) and (turn.versions == version).all() and not np.isnan(turn.logprobs).any()
     ]
     if not fresh:
         return {}
-    difference = np.concatenate([now - sampled for sampled, now in fresh]).astype(np.float64)
+    difference = np.concatenate([rescored - sampled for sampled, rescored in fresh]).astype(np.float64)
     return {
         "gap/mean": float(np.abs(difference).mean()),
         "gap/max": float(np.abs(difference).max()),

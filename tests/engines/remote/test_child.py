@@ -38,7 +38,7 @@ def echo(line, *arguments):
     line.recv(1)
 
 
-def test_a_child_has_a_session_of_its_own_and_hears_no_signals_for_the_run():
+def test_a_child_is_in_another_session_and_gets_no_signals_of_the_run():
     child = Child("one")
     assert os.getsid(child.pid) == child.pid != os.getsid(0)
     child.work(echo, LARGE)
@@ -54,7 +54,7 @@ def test_a_child_has_a_session_of_its_own_and_hears_no_signals_for_the_run():
     assert child.code == 0
 
 
-def test_a_dead_child_cannot_be_told_anything_and_holds_up_nobody():
+def test_sending_to_a_dead_child_fails_and_blocks_nothing():
     child = Child("one")
     child.process.kill()
     with pytest.raises(OSError):
@@ -87,7 +87,7 @@ def test_a_child_ends_with_the_one_that_started_it(told):
     assert until(lambda: not is_alive(child))
 
 
-def test_the_line_of_a_child_is_a_socket_that_nobody_else_holds():
+def test_no_other_process_has_the_socket_of_a_child():
     one, other = Child("one"), Child("other")
     one.line.close()  # which the other would hold open, if it had inherited it
     one.end(PATIENCE)

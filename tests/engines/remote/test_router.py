@@ -179,7 +179,7 @@ def test_a_replica_that_comes_back_has_the_present_weights_and_is_paused_like_th
         assert puppet.weights["a"].tolist() == [1.0] * 3
 
 
-def test_a_replica_that_nobody_calls_is_missed_and_one_that_hangs_too(tmp_path):
+def test_an_idle_replica_that_dies_is_noticed_and_so_is_one_that_hangs(tmp_path):
     async def scene(theatre):
         await theatre.router.open()
         theatre.made[0].dead = True
@@ -210,7 +210,7 @@ def test_the_seconds_of_a_replica_that_died_are_not_lost(tmp_path):
     assert opened[:2] == [1, 1]
 
 
-def test_calls_wait_while_no_replica_is_there(tmp_path):
+def test_calls_wait_while_there_is_no_replica(tmp_path):
     async def scene(theatre):
         call = theatre.ask("s")
         await theatre.until_asked(1)
@@ -234,7 +234,7 @@ def test_a_slot_whose_replicas_never_start_is_given_up(tmp_path):
     assert play(tmp_path, scene, replicas=1) == 4
 
 
-def test_a_failure_of_a_healthy_replica_is_tried_elsewhere_and_then_told(tmp_path):
+def test_a_failed_call_is_repeated_on_another_replica_and_then_reported(tmp_path):
     async def scene(theatre):
         async def fail(*_, **__):
             raise EngineFailure("a step failed")

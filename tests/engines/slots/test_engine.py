@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from engines.conformance import continued_logprobs
 from support.acting import (
     CONTEXT,
     VOCABULARY,
@@ -542,7 +543,7 @@ def test_a_pause_after_a_resume_holds():
     run(scene())
 
 
-def test_a_stray_resume_harms_nobody():
+def test_a_resume_without_a_pause_is_harmless():
     engine = slot_engine(served(tiny_model()), run=asyncio.to_thread)
 
     async def scene():
@@ -556,18 +557,6 @@ def test_a_stray_resume_harms_nobody():
 
 
 # ---------------------------------------------------------------- loads
-
-
-def continued_logprobs(old, new, prompt, completion, num_old):
-    """The first tokens by the old weights, the rest by the new ones over the old keys and values."""
-    whole = torch.from_numpy(np.concatenate([prompt, completion.tokens]).astype(np.int64))[None]
-    split = len(prompt) + num_old - 1  # the last token of the old weights is computed by the new ones
-    with torch.inference_mode():
-        before = old(input_ids=whole[:, :split], use_cache=True)
-        positions = torch.arange(split, whole.shape[1])[None]
-        after = new(input_ids=whole[:, split:], past_key_values=before.past_key_values, position_ids=positions)
-        logits = torch.cat([before.logits, after.logits], 1)[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])[:, 0].numpy()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -90,7 +90,7 @@ def test_a_layer_with_more_to_it_computes_itself():
         assert try_fuse(Parrot([0], 4), 64) is None
 
 
-def test_it_has_no_weights_of_its_own():
+def test_it_has_no_weights_besides_the_models():
     model, other = served(tiny_model(seed=0)), served(tiny_model(seed=1))
     with torch.inference_mode():
         fused = try_fuse(model, 64)
@@ -162,7 +162,7 @@ def test_the_engine_is_right_where_a_model_changes_far_into_the_context(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_unknown_or_differs_far_away_computes_itself(name, monkeypatch):
+def test_unknown_layers_and_those_that_differ_at_late_positions_use_transformers(name, monkeypatch):
     model = MODELS[name]()
     with torch.inference_mode():
         assert try_fuse(model, FAR) is None

@@ -69,7 +69,7 @@ def test_prefixes_are_shared_and_split_where_they_part():
     assert check(tree) == tree.num_allocated == 11
 
 
-def test_a_prefix_of_what_is_there_is_a_node_of_its_own():
+def test_a_prefix_of_an_existing_node_becomes_a_node():
     tree = radix()
     compute(tree, tree.add_user(tokens("abcdef")))
     node = tree.add_user(tokens("abc"))
@@ -108,7 +108,7 @@ def test_the_least_recently_used_goes_first_and_leaves_before_what_they_follow()
     assert tree.num_allocated == check(tree) == 4
 
 
-def test_what_is_pinned_stays_and_what_is_waited_for_goes_last():
+def test_pinned_nodes_stay_and_awaited_nodes_are_evicted_last():
     tree = radix(capacity=9)
     pinned, wanted, idle = (tree.add_user(tokens(text)) for text in ("aaa", "bbb", "ccc"))
     for node in (pinned, wanted, idle):
@@ -126,7 +126,7 @@ def test_what_is_pinned_stays_and_what_is_waited_for_goes_last():
     assert pinned.is_cached
 
 
-def test_forgetting_leaves_what_is_pinned_to_whoever_pinned_it():
+def test_forgetting_leaves_pinned_nodes_usable():
     tree = radix()
     kept, gone = tree.add_user(tokens("shared and kept")), tree.add_user(tokens("shared and gone"))
     tree.pin(kept)

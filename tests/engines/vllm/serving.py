@@ -25,34 +25,21 @@ THREADS = 1
 
 
 def local(model, tokenizer, *, slots, context, end_tokens, pass_tokens=2048, dtype="float32", cache=256, **named):
-    """A vLLM of our own on a model."""
+    """A vLLM of this process on a model."""
     settings = LocalSettings(slots, dtype, "cpu", THREADS, cache=cache, pass_tokens=pass_tokens)
     service = LocalVllm(partial(save_policy, model, tokenizer), settings)
-    return VllmEngine(
-        service,
-        FileTransfer(getattr(torch, dtype)),
-        slots=slots,
-        context=context,
-        vocabulary=vocabulary_of(model),
-        end_tokens=end_tokens,
-        tensors=model.state_dict(),
-        **named,
-    )
+    return engine_on(service, model, dtype, slots=slots, context=context, end_tokens=end_tokens, **named)
 
 
-def remote(url, model, *, slots, context, end_tokens, dtype="float32", **named):
+def remote(url, model, *, dtype="float32", **named):
     """An engine on a server."""
-    return VllmEngine(
-        VllmServer(url),
-        FileTransfer(getattr(torch, dtype)),
-        slots=slots,
-        context=context,
-        vocabulary=vocabulary_of(model),
-        end_tokens=end_tokens,
-        tensors=model.state_dict(),
-        first_weights=model.state_dict(),
-        **named,
-    )
+    return engine_on(VllmServer(url), model, dtype, first_weights=model.state_dict(), **named)
+
+
+def engine_on(service, model, dtype, **named):
+    """An engine on a vLLM that gets weights by a file."""
+    transfer = FileTransfer(getattr(torch, dtype))
+    return VllmEngine(service, transfer, vocabulary=vocabulary_of(model), tensors=model.state_dict(), **named)
 
 
 @contextmanager

@@ -268,7 +268,7 @@ def test_callers_that_go_leave_their_slots_to_others():
     assert engine.calls == []
 
 
-def test_an_abort_is_repeated_until_it_is_heard():
+def test_an_abort_is_repeated_until_vllm_confirms_it():
     async def scene():
         service = Played(deaf=3)
         call = ask(engine := engine_on(service))
@@ -499,7 +499,7 @@ def test_a_recipe_makes_an_engine_that_has_not_started():
     assert local.service.settings.eager
 
 
-def test_evaluation_beside_training_needs_weights_of_its_own():
+def test_overlapping_evaluation_needs_a_copy_of_the_weights():
     overlap = {"evaluation": {"every": 1, "overlap": True}}
     recipe({}, **overlap)
     with pytest.raises(ValueError, match="overlap"):
@@ -520,7 +520,7 @@ def test_without_its_packages_one_line_says_what_to_install(engine, text, monkey
     assert "\n" not in str(caught.value)
 
 
-def test_vllm_is_told_to_give_the_logprobs_of_what_it_samples_from():
+def test_vllm_gives_logprobs_of_the_sampling_distribution():
     arguments = engine_arguments(LocalSettings(4, "float32", "cpu", 1), 9000)
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["kv_cache_memory_bytes"] == 1 << 30

@@ -40,7 +40,7 @@ def test_a_run_with_lag(tmp_path):
     assert max(mean for mean, _ in gaps.values()) < 1e-5, gaps
 
 
-def test_a_run_with_evaluation_beside_it_and_a_resume(tmp_path):
+def test_a_run_with_overlapping_evaluation_and_a_resume(tmp_path):
     recipe = micro_recipe(tmp_path, *VLLM, "steps=4", "evaluation.overlap=true")
     assert train(recipe)["updates"] == 4
     check(tmp_path, range(1, 5))

@@ -26,7 +26,7 @@ def test_rewards_are_paid_turn_by_turn():
     assert [reply.reward < 0 for reply in replies] == [False, False, False, True]
 
 
-def test_what_the_library_would_append_is_heard():
+def test_the_librarys_suffix_is_shown():
     (task,) = tasks_for(GUESS)
     heard = texts(run(played(GUESS, task, ["\\boxed{99}"])))
     assert heard[1].endswith("Enter your next guess.")

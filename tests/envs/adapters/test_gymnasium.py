@@ -19,7 +19,7 @@ def test_the_expert_walks_to_the_goal(name):
             assert replies[-1].marks == {"truncated": 0}
 
 
-def test_the_picture_shows_what_is_in_view():
+def test_the_picture_shows_the_visible_cells():
     (task,) = tasks_for(EMPTY)
     opening, after = texts(run(played(EMPTY, task, ["left"])))
     lines = opening.splitlines()
@@ -111,12 +111,12 @@ def test_attempts_of_a_group_are_independent(name, settings, scripts):
     ("name", "settings", "message"),
     [
         ("MiniGrid-Emty-5x5-v0", {}, "did you mean MiniGrid-Empty-5x5-v0?"),
-        ("Pendulum-v1", {}, "has no words; choose discrete actions"),
-        ("FrozenLake-v1", {"actions": ["a", "b"]}, "actions names 2 actions, and FrozenLake-v1 has 4"),
+        ("Pendulum-v1", {}, "cannot be named; choose discrete actions"),
+        ("FrozenLake-v1", {"actions": ["a", "b"]}, "actions names 2 actions, but FrozenLake-v1 has 4"),
         ("nowhere:Nothing-v0", {}, "cannot make nowhere:Nothing-v0"),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError) as error:
         environment_class(f"gymnasium:{name}").check_settings(**settings)
     assert message in str(error.value)

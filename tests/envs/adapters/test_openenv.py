@@ -123,7 +123,7 @@ def test_an_environment_that_fails_fails_the_attempt(servers):
         run(play())
 
 
-def test_nobody_at_the_address_fails_the_attempt():
+def test_an_address_without_a_server_fails_the_attempt():
     name = f"openenv:http://127.0.0.1:{free_port()}"
     (task,) = tasks_for(name)
     with pytest.raises(OSError):

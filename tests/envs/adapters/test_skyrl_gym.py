@@ -97,7 +97,7 @@ def test_an_action_that_is_rewritten_is_shown_rewritten():
             return {"observations": heard, "reward": 0.5, "done": False, "postprocessed_action": action.split("!")[0]}
 
     environment = SkyRLGym()
-    environment.game, environment.shown = Game(), [Message("user", "begin")]
+    environment.game, environment.conversation = Game(), [Message("user", "begin")]
     reply = environment.step(Message("assistant", "yes! and more"))
     assert reply.history == (Message("user", "begin"), Message("assistant", "yes"), Message("user", "go on"))
     assert reply.reward == 0.5
@@ -115,14 +115,14 @@ def test_an_action_that_is_rewritten_is_shown_rewritten():
         ),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError) as error:
         environment_class(f"skyrl_gym:{name}").check_settings(**settings)
     assert message in str(error.value)
 
 
 def test_rows_are_needed_and_checked(tmp_path):
-    with pytest.raises(ValueError, match="has no tasks of its own; set env.data"):
+    with pytest.raises(ValueError, match="comes without tasks; set env.data"):
         tasks_of(parse_recipe({"env": [{"name": "skyrl_gym:gsm8k"}]}, "here"), "train")
     with pytest.raises(ValueError, match="reward_spec"):
         tasks_of(recipe_on(tmp_path, [{"prompt": [{"role": "user", "content": "x"}]}]), "train")

@@ -23,7 +23,7 @@ def test_the_expert_finishes_every_game_and_wins():
             assert replies[-1].marks == {"turns": len(replies) - 1, "invalid_move": 0}
 
 
-def test_what_is_heard_is_new():
+def test_only_new_text_is_shown():
     (task,) = tasks_for(GUESS)
     heard = texts(run(played(GUESS, task, ["[1]", "[20]", "19"])))
     assert heard[0].startswith("You are Player 0. You are playing Guess The Number.")
@@ -110,13 +110,13 @@ def test_the_run_keeps_its_own_random_numbers():
     [
         ("GuessTheNumbr-v0", {}, "textarena has no environment GuessTheNumbr-v0; did you mean GuessTheNumber-v0?"),
         ("SecretMafia-v0", {}, "SecretMafia-v0 is not for one player or two"),
-        ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 of them, from 0"),
-        ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 of them, from 0"),
+        ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 players; choose 0 to 0"),
+        ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 players; choose 0 to 1"),
         ("ColonelBlotto-v0", {}, "ColonelBlotto-v0 names no moves in square brackets for a second player"),
-        ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened here: TypeError"),
+        ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened: TypeError"),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError, match=message) as error:
         environment_class(f"textarena:{name}").check_settings(**settings)
     assert "\n" not in str(error.value)

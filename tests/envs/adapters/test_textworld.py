@@ -49,7 +49,7 @@ def test_attempts_of_a_group_are_independent():
         ("custom", {"options": {"rooms": 2}}, "env.settings.options: custom has no option rooms"),
     ],
 )
-def test_what_cannot_be_played_is_said_before_anything_starts(name, settings, message):
+def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, settings, message):
     with pytest.raises(ValueError) as error:
         environment_class(f"textworld:{name}").check_settings(**settings)
     assert message in str(error.value)

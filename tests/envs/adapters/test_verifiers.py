@@ -261,10 +261,13 @@ def test_options_that_cannot_be_are_refused():
     elsewhere = {"client": {"type": "eval", "base_url": "http://127.0.0.1:1/v1"}, "model": "x"}
     cases = {
         "fine": ("lab", {}),
-        "one agent learns, and 2 of assistant, user have no client": ("lab", {"id": "user-sim"}),
-        "the harness bash runs what the model writes on this machine": ("lab", {"player": {"harness": {"id": "bash"}}}),
-        "options.player.retries would mix two tries": ("lab", {"player": {"retries": {"max_retries": 1}}}),
-        "options.retries would mix": ("lab", {"retries": {"max_retries": 1}}),
+        "exactly one agent must learn, but 2 of assistant, user have no client": ("lab", {"id": "user-sim"}),
+        "the harness bash runs code of the model on this machine": ("lab", {"player": {"harness": {"id": "bash"}}}),
+        "options.player.retries would put two tries into one attempt": (
+            "lab",
+            {"player": {"retries": {"max_retries": 1}}},
+        ),
+        "options.retries would put": ("lab", {"retries": {"max_retries": 1}}),
         "taskset 'nowhere' not found": ("nowhere", {}),
         "Extra inputs are not permitted": ("lab", {"taskset": {"no_such_option": 1}}),
     }
@@ -290,7 +293,7 @@ def test_a_name_that_the_library_does_not_know_is_one_line():
     ("changes", "words"),
     [
         ({}, "needs a Python that has verifiers: python -m venv .venv-verifiers && "),
-        ({"settings": {"python": "/no/such/python"}}, 'env.settings.python = "/no/such/python" is no program'),
+        ({"settings": {"python": "/no/such/python"}}, 'env.settings.python = "/no/such/python" is not a program'),
         ({"settings": {"pyton": "x"}}, "did you mean python?"),
         ({"actors": 2}, "remove actors"),
     ],
@@ -487,7 +490,7 @@ def test_a_process_that_says_nonsense_is_another_one_for_the_next_attempt(faked,
     assert run(attempt_by(program)).outcome == 0.5
 
 
-def test_an_answer_to_nobody_is_ignored(faked):
+def test_an_answer_without_an_order_is_ignored(faked):
     program = faked(f"say(10**9, answer=1); say(-1, failure='x'); {GOOD}; {GOOD}")
     assert run(attempt_by(program)).outcome == 0.5
     assert run(attempt_by(program)).outcome == 0.5
@@ -495,7 +498,7 @@ def test_an_answer_to_nobody_is_ignored(faked):
 
 def test_rows_that_are_none_are_refused(faked):
     recipe = parse_recipe({"env": [{"name": LAB, "settings": {"python": faked()}}]}, "here")
-    with pytest.raises(ValueError, match="gives tasks that are no objects"):
+    with pytest.raises(ValueError, match="gives tasks that are not JSON objects"):
         tasks_of(recipe, "train")
 
 

@@ -237,7 +237,7 @@ def test_settings_are_looked_at_before_anything_starts():
     KIND.check_settings(factor=2)
     with pytest.raises(ValueError, match="thirteen is refused"):
         KIND.check_settings(factor=13)
-    with pytest.raises(ValueError, match="odd cannot be opened here: KeyError: 'fourteen'"):
+    with pytest.raises(ValueError, match="odd cannot be opened: KeyError: 'fourteen'"):
         KIND.check_settings(factor=14)
 
 

@@ -80,8 +80,8 @@ def test_settings_are_those_of_the_environment_itself():
     [
         ({"memory": 100}, "memory is ignored without isolated"),
         ({"isolated": True, "actors": 2}, "isolated is ignored with actors"),
-        ({"isolated": True, "name": "test_own:Together"}, "put together by its step_many"),
-        ({"isolated": True, "name": "textarena:GuessTheNumber-v0"}, "has processes of its own"),
+        ({"isolated": True, "name": "test_own:Together"}, "combines calls in step_many, which env.isolated prevents"),
+        ({"isolated": True, "name": "textarena:GuessTheNumber-v0"}, "already runs in separate processes"),
     ],
 )
 def test_isolation_that_would_be_ignored_is_refused(entry, message, monkeypatch):

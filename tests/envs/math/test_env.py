@@ -126,7 +126,7 @@ def test_without_python_there_is_none():
         (Ran("line 1: KeyError: 3\n", failed=True), "line 1: KeyError: 3"),
     ],
 )
-def test_what_came_of_a_program_is_heard(monkeypatch, ran, heard):
+def test_the_model_sees_output_and_error_of_a_program(monkeypatch, ran, heard):
     monkeypatch.setattr(Sandbox, "run", lambda self, code: ran)
     assert run(played(SUM, said("", ("python", {"code": "x"}))))[1].messages[0].content == heard
 

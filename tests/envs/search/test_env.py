@@ -8,7 +8,7 @@ import pytest
 from support.acting import attempted, limits, renderer, run, says
 from support.worlds import invented_factbook
 from turnwise.assemble.environments import environment_makers, tasks_of
-from turnwise.envs.search.env import INVALID, Search, is_right, normalised, parse, shown_passages
+from turnwise.envs.search.env import INVALID, Search, is_right, normalised, parse, passages_text
 from turnwise.envs.search.retrieval.service import Local, Passage
 from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
@@ -62,7 +62,7 @@ def test_the_expert_always_succeeds_and_found_what_it_says(split):
         assert any(said in message.content for turn in made.turns for message in turn.heard)
 
 
-def test_somebody_who_guesses_never_does():
+def test_guessing_never_succeeds():
     random = Random(0)
     for task in Search.tasks("heldout", 3, count=40):
         environment = opened(task)
@@ -94,14 +94,14 @@ def test_a_search_is_answered_with_passages():
 
 def test_passages_share_the_characters_evenly():
     found = [Passage("A", "x" * 100, 1.0), Passage("B", "short", 0.5)]
-    assert shown_passages(found, 30) == 'Doc 1(Title: "A") xxxxxxxxxxxx\nDoc 2(Title: "B") short\n'
-    assert shown_passages([], 30) == "nothing found\n"
+    assert passages_text(found, 30) == 'Doc 1(Title: "A") xxxxxxxxxxxx\nDoc 2(Title: "B") short\n'
+    assert passages_text([], 30) == "nothing found\n"
 
 
 @pytest.mark.parametrize(
     "text", ["", "Suva", "<search></search>", "<search> </search>", "<answer>x", "</answer>x<answer>"]
 )
-def test_what_is_neither_is_answered_with_a_hint(text):
+def test_a_message_without_a_command_gets_a_hint(text):
     reply = say(opened(), text)
     assert [message.content for message in reply.messages] == [INVALID]
     assert (reply.finished, reply.reward, reply.outcome) == (False, 0.0, 0.0)
@@ -213,7 +213,7 @@ def test_tasks_are_as_many_of_each_kind_and_the_same_every_time():
     [
         ({"url": "http://x:1", "retriever": "dense"}, "retriever and corpus are settings of the server at url"),
         ({"url": "x:1"}, "write the address of a retrieval server"),
-        ({"topk": 0}, "topk = 0 and characters = 2000: need 1 to 100 passages"),
+        ({"topk": 0}, "topk = 0 and characters = 2000: set topk from 1 to 100"),
         ({"corpus": "nowhere"}, "no corpus at nowhere"),
         ({"retriever": "sparse"}, "Input should be 'bm25' or 'dense'"),
     ],
@@ -224,7 +224,7 @@ def test_settings_are_refused_before_anything_starts(settings, message):
         environment_makers(recipe)
 
 
-def test_questions_of_the_users_own(tmp_path):
+def test_tasks_from_the_users_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(
         '{"question": "Which town?", "answers": ["Townddd"]}\n{"question": "Which?", "answers": "Townddd"}\n'

@@ -9,7 +9,7 @@ from turnwise.assemble.environments import tasks_of
 from turnwise.envs.sql import env as sql
 from turnwise.envs.sql import flights
 from turnwise.envs.sql.database import Table
-from turnwise.envs.sql.env import Sql, same, written
+from turnwise.envs.sql.env import Sql, same_rows, table_text
 from turnwise.messages import Message, ToolCall
 from turnwise.recipe.parse import load_recipe
 from turnwise.rollout.demonstrate import Demonstrator
@@ -151,7 +151,7 @@ def test_order_counts_where_it_was_asked_for():
     assert run(played(ordered, called("answer", ordered.data["sql"])))[0].outcome == 1.0
 
 
-def test_a_task_whose_own_query_fails_is_nobodys_fault_but_its_own():
+def test_a_failing_gold_query_fails_the_attempt():
     broken = Task("t", "sql", {"question": "?", "sql": "SELECT nix"})
     said = '<tool_call>{"name": "answer", "arguments": {"sql": "SELECT 1"}}</tool_call>'
     made = run(
@@ -188,7 +188,7 @@ def test_the_prompt_tells_the_tables_and_the_tools():
 def test_settings_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         Sql.check_settings(database=str(tmp_path / "none.sqlite"))
-    with pytest.raises(ValueError, match="needs to see something"):
+    with pytest.raises(ValueError, match="both must be at least 1"):
         Sql.check_settings(rows=0)
     with pytest.raises(ValueError, match="there is no trains; there are airlines, airports, planes, weather, flights"):
         Sql.check_settings(tables=("flights", "trains"))
@@ -228,16 +228,16 @@ def test_results_are_compared_as_sets_of_rows(found, right, equal):
     def table(rows):
         return Table(("x",) * (len(rows[0]) if rows else 1), tuple(rows))
 
-    assert same(table(found), table(right), ordered=False) == equal
+    assert same_rows(table(found), table(right), ordered=False) == equal
 
 
 def test_more_rows_than_are_compared_are_no_answer():
     some = Table(("x",), ((1,),))
-    assert not same(Table(("x",), ((1,),), more=True), some, ordered=False)
+    assert not same_rows(Table(("x",), ((1,),), more=True), some, ordered=False)
 
 
 def test_results_in_words():
-    assert written(Table(("a", "b"), ((1, None), ("x\ny", 2.5)), more=True)) == (
+    assert table_text(Table(("a", "b"), ((1, None), ("x\ny", 2.5)), more=True)) == (
         "a | b\n1 | NULL\nx y | 2.5\n... more than 2 rows"
     )
-    assert written(Table(("a",), ())) == "a\nno rows"
+    assert table_text(Table(("a",), ())) == "a\nno rows"

@@ -33,7 +33,7 @@ def test_prices_never_fall_to_zero():
     assert downhill.per_item >= FLOOR
 
 
-def test_a_call_is_no_dearer_than_the_quickest_one():
+def test_a_call_costs_at_most_the_fastest_measured_call():
     """Items side by side: a call is as slow as its slowest item, and a line through the points starts far too high."""
     draw = random.Random(0)
     calls = [(size, 0.2 + 4.0 * max(draw.lognormvariate(0, 1) for _ in range(size))) for size in [1, 2, 3] * 20]
@@ -42,7 +42,7 @@ def test_a_call_is_no_dearer_than_the_quickest_one():
     assert found.per_call < 0.5 * found.per_item
 
 
-def test_noise_leaves_a_dear_call_dear():
+def test_an_expensive_call_stays_expensive_under_noise():
     draw = random.Random(1)
     calls = [(size, (6.0 + 0.05 * size) * draw.uniform(0.9, 1.1)) for size in range(1, 41)]
     assert fit(calls).per_call / fit(calls).per_item > 30

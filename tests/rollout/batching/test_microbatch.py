@@ -82,7 +82,7 @@ def test_those_who_come_together_go_together():
     assert outcomes == [("a", "A", 1), ("b", "B", 1), ("c", "C", 1)]
 
 
-def test_nobody_waits_while_a_slot_is_free():
+def test_no_call_waits_while_a_slot_is_free():
     service = Service()
     outcomes = played(service.batcher(slots=2), [(0, "a"), (0.1, "b"), (0.2, "c"), (0.3, "d")], live=9)
     assert service.calls == [(0, ["a"]), (0.1, ["b"]), (1, ["c", "d"])]
@@ -107,7 +107,7 @@ def test_the_wait_may_be_in_prices_of_a_call():
     assert service.calls == [(2, ["a", "b"])]
 
 
-def test_nothing_is_held_back_for_a_price_nobody_knows():
+def test_nothing_is_held_back_while_costs_are_unknown():
     service = Service(per_call=4.0)
     played(MicroBatcher(service.ask, slots=1), [(0, "a"), (1, "b")], live=9, lane=Lane(max_wait_prices=0.5))
     assert service.calls == [(0, ["a"]), (4, ["b"])]
@@ -385,7 +385,7 @@ class Stuck(Service):
         return await super().ask(items)
 
 
-def test_a_call_that_nobody_waits_for_is_given_up():
+def test_a_call_without_a_waiting_attempt_is_cancelled():
     service = Stuck()
     batcher = service.batcher(slots=1)
 
@@ -629,7 +629,7 @@ class Chaos:
         assert not batcher.again
 
 
-def test_no_schedule_leaves_anybody_waiting():
+def test_no_schedule_leaves_an_attempt_waiting():
     submitted = 0
     for seed in range(500):
         chaos = Chaos(seed)

@@ -20,7 +20,7 @@ from support.paths import DOCS
 from turnwise.learn.tiny import CHATML
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render import control as module
-from turnwise.rollout.render.control import ControlTokens, Written, is_control
+from turnwise.rollout.render.control import ControlTokens, GuardedText, is_control
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Break, StopReason, Turn
 
@@ -379,8 +379,8 @@ def test_half_a_surrogate_pair_is_refused_and_nothing_else():
 
 
 def test_a_written_text_is_cut_in_both_forms():
-    whole = Written("a<b", "a\U000f1234b")
-    assert (whole.after(1), whole.before(2)) == (Written("<b", "\U000f1234b"), Written("a<", "a\U000f1234"))
+    whole = GuardedText("a<b", "a\U000f1234b")
+    assert (whole.after(1), whole.before(2)) == (GuardedText("<b", "\U000f1234b"), GuardedText("a<", "a\U000f1234"))
 
 
 def test_what_cannot_be_spelled_is_refused_with_the_way_out(monkeypatch):
@@ -388,7 +388,7 @@ def test_what_cannot_be_spelled_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.setattr(own, "encode_apart", lambda parts: np.array([2], np.int32))
     monkeypatch.setattr(own, "renamed", None)
     with pytest.raises(ValueError, match=r"rollout\.trust_text"):
-        own.encode(Written("<|im_end|>", "\U000f1234|im_end|>"))
+        own.encode(GuardedText("<|im_end|>", "\U000f1234|im_end|>"))
 
 
 def test_schemas_keep_the_words_that_templates_decide_by():

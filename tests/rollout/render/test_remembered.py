@@ -25,14 +25,14 @@ def test_the_oldest_goes_first_and_bytes_are_bounded():
     assert asked == list("abcdefghijklmnopqrst")
     remembered("a" * 500)
     assert asked[-1] == "a"
-    assert remembered.num_bytes == sum(size for _, size in remembered.kept.values())
+    assert remembered.num_bytes == sum(size for _, size in remembered.results.values())
 
 
-def test_what_is_large_is_not_kept_and_evicts_nothing():
+def test_a_large_result_is_not_kept_and_evicts_nothing():
     remembered = Remembered(lambda text: text, max_bytes=10_000)
     remembered("a")
     remembered("b" * 5_000)
-    assert len(remembered.kept) == 1
+    assert len(remembered.results) == 1
 
 
 def test_sizes_are_those_of_texts_and_tokens():
@@ -50,7 +50,7 @@ def test_a_function_that_raises_keeps_nothing():
         except ZeroDivisionError:
             continue
         raise AssertionError
-    assert (remembered.kept, remembered.num_bytes) == ({}, 0)
+    assert (remembered.results, remembered.num_bytes) == ({}, 0)
 
 
 def test_threads_agree():
@@ -66,7 +66,7 @@ def test_threads_agree():
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert remembered.num_bytes == sum(size for _, size in remembered.kept.values()) <= 2_000
+    assert remembered.num_bytes == sum(size for _, size in remembered.results.values()) <= 2_000
 
 
 def test_a_renderer_keeps_no_more_than_its_share(monkeypatch):
@@ -74,6 +74,6 @@ def test_a_renderer_keeps_no_more_than_its_share(monkeypatch):
     renderer = Renderer(byte_tokenizer())
     for number in range(40):
         renderer.first(user(f"{number}" + "x" * 2_000))
-    for kept in (renderer.opening, renderer.rest_after, renderer.treats_alike, renderer.can_show):
+    for kept in (renderer.opening, renderer.addition_after, renderer.treats_alike, renderer.can_show):
         assert kept.num_bytes <= 200_000
-    assert 0 < len(renderer.opening.kept) < 40
+    assert 0 < len(renderer.opening.results) < 40

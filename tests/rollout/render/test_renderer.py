@@ -179,7 +179,7 @@ def test_a_template_that_changes_old_turns_is_obeyed_and_named(template, said, h
 
 
 @pytest.mark.parametrize(("template", "said"), [(STRIPS, "hi"), (CHATML, "hi"), (TRIMS, "hi"), (CHATML, " hi\n")])
-def test_a_template_that_leaves_what_was_said_extends(template, said):
+def test_a_template_that_keeps_the_action_extends_it(template, said):
     render = renderer(template=template)
     before, messages, prompt = after(render, said, user("on"))
     assert prompt.broke is Break.none
@@ -416,7 +416,7 @@ def test_a_template_without_end_tokens_extends_what_was_cut_off():
     assert render.decode(prompt.tokens) == render.template.render(messages).text
 
 
-def test_what_was_said_is_the_action_without_its_end_token():
+def test_the_message_is_the_action_without_its_end_token():
     render = renderer()
     end, nothing = render.end_token, np.zeros(0, np.int32)
     assert render.said(nothing, action_of(render, "hé\n")) == Message("assistant", "hé\n")
@@ -463,7 +463,7 @@ def test_a_tokenizer_without_eos_ends_as_the_template_does():
 
 
 def test_a_template_that_shows_no_text_is_refused():
-    with pytest.raises(ValueError, match="does not show what a message says"):
+    with pytest.raises(ValueError, match="does not render the content of a message"):
         renderer(template="{% for message in messages %}{{ message.role }}<|im_end|>{% endfor %}")
 
 
@@ -616,7 +616,7 @@ def test_the_template_tells_of_tools_where_it_can():
 
 
 @pytest.mark.parametrize("tools", ["hermes", "llama"])
-def test_a_template_without_tools_or_with_other_calls_has_them_told_in_the_system_message(tools):
+def test_a_template_without_these_tool_calls_describes_tools_in_the_system_message(tools):
     for render in (tooled(tools=tools), tooled(AT_THE_TOP + CHATML, tools=tools)):
         system = Message("system", "Be brief.")
         text = render.decode(render.first((system, *user("go")), (GET,)).tokens)
@@ -628,7 +628,7 @@ def test_a_template_without_tools_or_with_other_calls_has_them_told_in_the_syste
         assert text.endswith("<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_template_without_system_messages_has_tools_told_with_the_question():
+def test_a_template_without_system_messages_describes_tools_in_the_question():
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     render = tooled(refuses + CHATML)
     text = render.decode(render.first(user("go"), (GET,)).tokens)
@@ -636,7 +636,7 @@ def test_a_template_without_system_messages_has_tools_told_with_the_question():
     assert text.endswith("</tool_call>\n\ngo<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_tools_that_nobody_could_tell_of_are_refused_in_one_line():
+def test_tools_that_cannot_be_described_are_refused_in_one_line():
     with pytest.raises(ValueError, match="set rollout.tools to one of hermes, llama") as refused:
         renderer().first(user("go"), (GET,))
     assert "\n" not in str(refused.value)

@@ -65,7 +65,7 @@ TOOLS = (
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_tools_are_told_and_change_nothing_else(name):
+def test_tools_are_described_and_change_nothing_else(name):
     """By the template, or in words of our own where it knows of no tools or of other calls."""
     tokenizer = MAKE.tokenizer_for(TEMPLATES[name], seed=0)
     had = Counter()

@@ -421,7 +421,7 @@ def test_without_a_format_messages_are_plain_text():
     assert environment.heard == [Message("assistant", f"<think>hm</think>{TAGGED}")]
 
 
-def test_tools_are_told_from_the_reply_that_offers_them_on():
+def test_tools_are_described_from_the_reply_that_offers_them():
     lookup, end = ToolSpec("get", "Where a name leads."), ToolSpec("end", "Ends it.")
     render = renderer("hermes")
     environment = Listener(Reply(user("on")), Reply(user("on"), tools=(end,)), Reply(finished=True))

@@ -22,13 +22,17 @@ from turnwise.runs.tracker import read_metrics
 
 CLIENT = []
 """Of all attempts: one would cost more than an attempt."""
-DRIVEN = [
+LINKS = [
     "env.0.name=serve.agents.test_agent_run:Links",
     "env.0.dataset=links",
     "env.0.agent=serve.agents.test_agent_run:look_up",
     "rollout.tools=hermes",
     "rollout.max_prompt_tokens=600",
     "rollout.max_trajectory_tokens=660",
+]
+"""An agent that plays `Links` through the endpoint."""
+DRIVEN = [
+    *LINKS,
     "rollout.max_action_tokens=60",
     "env.0.tasks.count=16",
     "steps=3",

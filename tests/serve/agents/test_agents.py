@@ -51,7 +51,7 @@ def test_a_plain_function_gets_its_task_and_its_return_value_is_judged():
 @pytest.mark.parametrize(
     ("value", "told"), [(None, ""), ({"answer": [1, "é"]}, '{"answer": [1, "é"]}'), (True, "true"), ("x", "x")]
 )
-def test_answers_that_are_no_text_are_told_as_json(value, told):
+def test_answers_that_are_not_text_become_json(value, told):
     def agent(base_url, api_key):
         ask_once(base_url, api_key)
         return value
@@ -343,8 +343,8 @@ def wants_more(task, budget):
     [
         ("no_such_module_at_all:agent", "PYTHONPATH"),
         ("turnwise.types:nobody", "has no nobody"),
-        ("turnwise.types:np", "is no function"),
-        ("serve.agents.test_agents:wants_more", "wants budget"),
+        ("turnwise.types:np", "is not a function"),
+        ("serve.agents.test_agents:wants_more", "has a parameter budget"),
         ("no-such-command --please", "no such command"),
         ("python 'unclosed", "No closing quotation"),
         ("", "no such command"),

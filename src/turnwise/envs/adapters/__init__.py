@@ -1,6 +1,7 @@
-"""Environments of other libraries: `env.name = "textarena:GuessTheNumber-v0"` in a recipe is all it takes.
+"""Environments of other libraries. A recipe names one with `env.name = "textarena:GuessTheNumber-v0"`.
 
-An adapter is a file with a class, which says where a library pays, what it repeats, how it ends and whom it disturbs.
+An adapter is one file with one class. It knows when a library pays rewards, which text the library repeats, how an
+episode ends, and which global state the library changes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ ADAPTERS = {
 
 @cache
 def adapted(library: str, name: str, variables: tuple[str, ...] = ()) -> Any:
-    """The class of the environment that a library has by this name, whose process gets these variables beside the usual
-    ones; ValueError where the library is not installed."""
+    """The class of the library's environment of this name. Its process gets these variables besides the usual ones.
+    ValueError if the library is not installed."""
     module, _, attribute = ADAPTERS[library].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
     if not name:
         raise ValueError(f'env.name = "{library}:" names no environment; write for instance "{kind.example}"')
     if kind.library and importlib.util.find_spec(kind.library) is None:
         raise ValueError(f'env.name = "{library}:{name}" needs {kind.library}: {kind.install}')
-    found = type(kind.__name__, (kind,), {"name": name, "variables": variables})
-    return isolate(found, ADAPTERS[library]) if kind.isolated else found
+    adapter = type(kind.__name__, (kind,), {"name": name, "variables": variables})
+    return isolate(adapter, ADAPTERS[library]) if kind.isolated else adapter

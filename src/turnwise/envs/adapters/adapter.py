@@ -1,4 +1,4 @@
-"""What the adapters have in common: a library, a name in it, and tasks that are seeds."""
+"""The part that all adapters share: a library, the name of an environment in it, and tasks that are seeds."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from turnwise.types import Task
 
 
 class Adapter:
-    """One of a library's environments: an `Environment`, whose methods are plain functions where it is isolated. Where
-    there is an expert, it demonstrates."""
+    """One environment of a library. It is an `Environment`; its methods are plain functions if it is isolated. It
+    demonstrates if there is an expert."""
 
     library: ClassVar[str] = ""
-    """The module that must be there; empty where the library is somewhere else."""
+    """The module that must be installed; empty if the library runs in another Python."""
     install: ClassVar[str] = 'pip install "turnwise[envs]"'
-    """What to do where it is not."""
+    """How to install it."""
     example: ClassVar[str]
-    """A name to try."""
+    """A name that works, for error messages."""
     isolated: ClassVar[bool] = True
-    """Whether attempts have processes of their own."""
+    """Whether each attempt runs in a separate process."""
     name: ClassVar[str] = ""
-    """Which of the library's environments it is."""
+    """The name of the environment in the library."""
     variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that its process gets beside the usual ones."""
+    """Environment variables that its process gets besides the usual ones."""
     task_fields: ClassVar[Mapping[str, Any]] = {}
-    """What a task that a user gives must have, and of which type."""
+    """The fields that a user's task must have, with their types."""
 
     @classmethod
     def warm(cls) -> None:
-        """Import what every attempt at this environment needs. Nothing may be drawn or opened here."""
+        """Import the modules that every attempt needs. Do not open anything or draw random numbers here."""
         importlib.import_module(cls.library)
 
     @classmethod
@@ -43,20 +43,20 @@ class Adapter:
 
     @classmethod
     def tasks(cls, split: str, seed: int, count: int = 1024) -> Iterator[Task]:
-        """Different seeds for the library's own generator."""
+        """Different seeds for the library's generator."""
         return draw_tasks(cls.name, split, count, seed, lambda random: {"seed": random.getrandbits(31)})
 
     def check(self) -> None:
-        """ValueError where the library has no environment of this name, or makes none with these settings."""
+        """ValueError if the library has no environment of this name, or cannot make it with these settings."""
 
 
 class Registered(Adapter):
-    """One of the environments in a library's own registry."""
+    """One environment of a library that has a registry."""
 
     @classmethod
     def registry(cls) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = importlib.import_module(f"{cls.library}.envs.registration").ENV_REGISTRY
-        return found
+        registry: Mapping[str, Any] = importlib.import_module(f"{cls.library}.envs.registration").ENV_REGISTRY
+        return registry
 
     @classmethod
     def warm(cls) -> None:
@@ -68,13 +68,13 @@ class Registered(Adapter):
             raise unknown(f"{self.library} has no environment", self.name, self.registry())
 
 
-def unknown(what: str, name: str, names: Iterable[str]) -> ValueError:
-    """The error for a name that a library does not know, with the nearest one that it does."""
-    from turnwise.recipe.arguments import suggest  # with a library that no attempt needs
+def unknown(problem: str, name: str, names: Iterable[str]) -> ValueError:
+    """The error for a name that a library does not know. It suggests the nearest known name."""
+    from turnwise.recipe.arguments import suggest  # imports pydantic, which no attempt needs
 
-    return ValueError(f"{what} {name}{suggest(name, names)}")
+    return ValueError(f"{problem} {name}{suggest(name, names)}")
 
 
-def heard(text: str) -> tuple[Message, ...]:
-    """What the environment says, as the model hears it; nothing where it says nothing."""
+def user_message(text: str) -> tuple[Message, ...]:
+    """The text of the environment as a user message; no message if the text is empty."""
     return (Message("user", text.strip()),) if text.strip() else ()

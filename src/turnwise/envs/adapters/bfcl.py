@@ -1,9 +1,9 @@
 """bfcl: the multi-turn part of the Berkeley function calling leaderboard, with the tools it simulates.
 
-A user asks several things in order. The model calls functions until a message without a call ends its turn, and the
-next question comes. In the end the library's own checker compares the state of the tools with that after the calls it
-knows to be right. It evaluates calls as Python, so only calls of the functions on offer, with literal arguments, reach
-it. It keeps the tools in module globals under the model's name: attempts have names, and processes, of their own.
+A user asks several questions in order. The model calls functions until it sends a message without a call; then the
+next question comes. At the end the library's checker compares the state of the tools with the state after the gold
+calls. The checker evaluates calls as Python, so only calls of the offered functions with literal arguments reach it. It
+keeps the tools in module globals under the name of the model, so each attempt has a unique model name and a process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from turnwise.types import Task
 
 CATEGORIES = ("multi_turn_base", "multi_turn_long_context", "multi_turn_miss_func", "multi_turn_miss_param")
 STEPS = 20
-"""Messages with calls that the leaderboard allows before the next question."""
+"""How many messages with calls the leaderboard allows per question."""
 SYSTEM = """You are an expert in composing functions. You are given a question and a set of possible functions. Based \
 on the question, make one or more function calls. Write them as
 [first(name=value), second(name=value)]
@@ -37,7 +37,7 @@ The functions, in JSON:
 {functions}"""
 MORE = "I have updated some more functions you can choose from. What about now?"
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
-"""The library's words for types that JSON schemas call otherwise."""
+"""The library's names of types, and their names in JSON schemas."""
 
 
 class Bfcl(Adapter):
@@ -53,7 +53,7 @@ class Bfcl(Adapter):
     example = "bfcl:multi_turn_base"
 
     def __init__(self, calls: Literal["python", "tools"] = "python") -> None:
-        """calls: python has them written as the leaderboard does, tools as the chat template and rollout.tools do."""
+        """calls: "python" writes calls as the leaderboard does, "tools" as the chat template and rollout.tools do."""
         self.calls = calls
 
     @classmethod
@@ -67,10 +67,10 @@ class Bfcl(Adapter):
 
     @classmethod
     def tasks(cls, split: str, seed: int, count: int = 0) -> Iterator[Task]:
-        """Conversations of the category; count = 0 takes all of the split, in an order of the seed."""
+        """Conversations of the category; count = 0 takes the whole split, shuffled by the seed."""
         names = list(entries(cls.name))
         order = draw_tasks(cls.name, split, count or len(names), seed, lambda random: {"entry": random.choice(names)})
-        return order if count else until_there_are_no_more(order)
+        return order if count else until_exhausted(order)
 
     def check(self) -> None:
         if self.name not in CATEGORIES:
@@ -80,7 +80,7 @@ class Bfcl(Adapter):
         self.entry, self.truth = entries(self.name)[task.data["entry"]]
         self.model = f"turnwise{uuid4().hex}"
         self.questions = self.entry["question"]
-        self.made: list[list[list[str]]] = [[] for _ in self.questions]
+        self.calls_made: list[list[list[str]]] = [[] for _ in self.questions]
         self.turn = 0
         held_back = {name for names in self.entry.get("missed_function", {}).values() for name in names}
         self.all_functions = functions_of(self.entry)
@@ -91,7 +91,7 @@ class Bfcl(Adapter):
         return Reply((system, *self.question()))
 
     def question(self) -> Iterator[Message]:
-        """What the user asks next; functions that were held back come with it."""
+        """The next question of the user, with the functions that were held back until this question."""
         held_back = self.entry.get("missed_function", {}).get(str(self.turn), ())
         for name in held_back:
             self.functions[name] = self.all_functions[name]
@@ -102,11 +102,13 @@ class Bfcl(Adapter):
             yield Message("user", docs + MORE)
 
     def step(self, message: Message) -> Reply:
-        calls = written(message.calls, self.functions) if message.calls else read_calls(message.content, self.functions)
+        calls = (
+            as_python(message.calls, self.functions) if message.calls else read_calls(message.content, self.functions)
+        )
         if isinstance(calls, str):
             return Reply((Message("user", calls),))
-        if calls and len(self.made[self.turn]) < STEPS:
-            self.made[self.turn].append(calls)
+        if calls and len(self.calls_made[self.turn]) < STEPS:
+            self.calls_made[self.turn].append(calls)
             results = self.execute(calls)
             if message.calls:
                 return Reply(tuple(Message("tool", text) for text in results))
@@ -132,24 +134,24 @@ class Bfcl(Adapter):
         return [str(result) for result in results]
 
     def judged(self) -> Reply:
-        """The library's verdict: the same state of the tools, the same results, and no call where none was right."""
+        """The library's verdict: the right state of the tools, the right results, and no call where none was needed."""
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import (
             multi_turn_checker,
             multi_turn_irrelevance_checker,
         )
 
-        verdict = multi_turn_checker(self.made, self.truth, self.entry, self.name, self.model)
-        valid = verdict["valid"] and multi_turn_irrelevance_checker(self.made, self.truth)["valid"]
-        calls = sum(len(step) for turn in self.made for step in turn)
+        verdict = multi_turn_checker(self.calls_made, self.truth, self.entry, self.name, self.model)
+        valid = verdict["valid"] and multi_turn_irrelevance_checker(self.calls_made, self.truth)["valid"]
+        calls = sum(len(step) for turn in self.calls_made for step in turn)
         return Reply(finished=True, outcome=float(valid), marks={"calls": calls})
 
     def close(self) -> None:
         return None
 
     def demonstrate(self, noise: float, random: Random) -> str | Message:
-        """The calls that are known to be right, all of a turn at once; with probability `noise` one is left out."""
+        """The gold calls of the current question in one message; with probability `noise` one call is missing."""
         right = list(self.truth[self.turn])
-        if not right or self.made[self.turn]:
+        if not right or self.calls_made[self.turn]:
             return "done"
         if random.random() < noise:
             right.pop(random.randrange(len(right)))
@@ -158,26 +160,26 @@ class Bfcl(Adapter):
         return Message("assistant", "", calls=tuple(call_of(text, self.functions) for text in right))
 
 
-def until_there_are_no_more(tasks: Iterator[Task]) -> Iterator[Task]:
+def until_exhausted(tasks: Iterator[Task]) -> Iterator[Task]:
     try:
         yield from tasks
-    except ValueError:  # all of the split were drawn
+    except ValueError:  # the whole split was drawn
         return
 
 
-# ---------------------------------------------------------------- what the library has on disk
+# ---------------------------------------------------------------- the library's data files
 
 
 @cache
 def entries(category: str) -> dict[str, tuple[dict[str, Any], list[list[str]]]]:
-    """By id: a conversation and the calls that are right."""
+    """Conversations by id, each with its gold calls."""
     data = folder()
     truths = {row["id"]: row["ground_truth"] for row in rows(data / "possible_answer" / f"BFCL_v4_{category}.json")}
     return {row["id"]: (row, truths[row["id"]]) for row in rows(data / f"BFCL_v4_{category}.json")}
 
 
 def functions_of(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name: descriptions of the functions that a conversation may use."""
+    """Descriptions of the functions that a conversation may use, by name."""
     from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
 
     docs: dict[str, dict[str, Any]] = {}
@@ -204,23 +206,23 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_calls(text: str, functions: dict[str, Any]) -> list[str] | str:
-    """Calls that a text writes as Python, each safe to evaluate; an empty list where it writes none; a line for the
-    model where it tries to write some and cannot be read."""
+    """The calls in a text that writes them as Python, each safe to evaluate. The list is empty if the text has no call.
+    If the text has calls that cannot be parsed, returns an error message for the model instead."""
     start = text.strip()
     if not start.startswith("["):
         return []
     try:
         tree = ast.parse(start, mode="eval").body
         assert isinstance(tree, ast.List)
-        return [one_call(call, functions) for call in tree.elts]
+        return [checked_call(call, functions) for call in tree.elts]
     except ValueError as error:
         return str(error)
     except (SyntaxError, AssertionError, RecursionError, MemoryError):
         return "These calls cannot be read; write [first(name=value), second(name=value)]."
 
 
-def one_call(node: ast.expr, functions: dict[str, Any]) -> str:
-    """A call written anew from its name and the values of its arguments; ValueError for anything else."""
+def checked_call(node: ast.expr, functions: dict[str, Any]) -> str:
+    """A call as Python source, rebuilt from its name and its literal arguments; ValueError for anything else."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError("Write calls of functions and nothing else, like [first(name=value)].")
     if node.func.id not in functions:
@@ -235,18 +237,20 @@ def one_call(node: ast.expr, functions: dict[str, Any]) -> str:
     return f"{node.func.id}({', '.join(values)})"
 
 
-def written(calls: tuple[ToolCall, ...], functions: dict[str, Any]) -> list[str] | str:
-    """Calls that came as structure, as Python."""
+def as_python(calls: tuple[ToolCall, ...], functions: dict[str, Any]) -> list[str] | str:
+    """Structured calls as Python source, or an error message for the model."""
     for call in calls:
         if call.name not in functions:
             return f"There is no function {call.name}."
         if not all(name.isidentifier() for name in call.arguments):
             return f"The arguments of {call.name} have impossible names."
-    return [f"{c.name}({', '.join(f'{name}={value!r}' for name, value in c.arguments.items())})" for c in calls]
+    return [
+        f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})" for call in calls
+    ]
 
 
 def call_of(text: str, functions: dict[str, Any]) -> ToolCall:
-    """A call that is written as Python, as structure; positional arguments get the names of the function's own."""
+    """A call in Python source as a structured call; positional arguments get the names of the function's parameters."""
     node = ast.parse(text, mode="eval").body
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Name)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from turnwise.envs.adapters.adapter import Registered, heard
+from turnwise.envs.adapters.adapter import Registered, user_message
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
 
 
 class Gem(Registered):
-    """One of the environments that `gem.make` knows.
+    """An environment that `gem.make` knows.
 
     Example:
         user: You are playing Guess The Number...                        assistant: \\boxed{5}
@@ -25,7 +25,7 @@ class Gem(Registered):
     example = "gem:game:GuessTheNumber-v0-easy"
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        """options: arguments of the environment, in place of those it is registered with."""
+        """options: arguments of the environment; they replace the registered ones."""
         self.options = dict(options or {})
 
     @classmethod
@@ -36,29 +36,29 @@ class Gem(Registered):
         import gem
 
         self.game = gem.make(self.name, **self.options)
-        observation, about = self.game.reset(seed=task.data["seed"])
-        return Reply(heard(said(observation, about)))
+        observation, info = self.game.reset(seed=task.data["seed"])
+        return Reply(user_message(with_suffix(observation, info)))
 
     def step(self, message: Message) -> Reply:
-        observation, reward, terminated, truncated, about = self.game.step(message.content)
+        observation, reward, terminated, truncated, info = self.game.step(message.content)
         if terminated or truncated:
             marks = {"truncated": float(truncated)}
-            return Reply(heard(str(observation)), reward=reward, finished=True, marks=marks)
-        return Reply(heard(said(observation, about)), reward=reward)
+            return Reply(user_message(str(observation)), reward=reward, finished=True, marks=marks)
+        return Reply(user_message(with_suffix(observation, info)), reward=reward)
 
     def close(self) -> None:
         return None
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """Bisection; with probability `noise` any number."""
+        """Bisection; with probability `noise` a random number."""
         low, high = self.game.min_number, self.game.max_number
         if random.random() < noise:
             return f"\\boxed{{{random.randint(low, high)}}}"
-        for guess in self.game.previous_guesses:  # each was answered with higher or lower
+        for guess in self.game.previous_guesses:  # the answer to each was higher or lower
             low, high = (max(low, guess + 1), high) if guess < self.game.game_number else (low, min(high, guess - 1))
         return f"\\boxed{{{(low + high) // 2}}}"
 
 
-def said(observation: Any, about: Mapping[str, Any]) -> str:
-    """An observation and what the library would append to it."""
-    return f"{observation}\n{about.get('suffix', '')}"
+def with_suffix(observation: Any, info: Mapping[str, Any]) -> str:
+    """An observation with the suffix that the library's wrappers would append to it."""
+    return f"{observation}\n{info.get('suffix', '')}"

@@ -1,4 +1,4 @@
-"""gymnasium: environments with a number of actions, seen and played in words. MiniGrid shows a picture of its view.
+"""gymnasium: environments with discrete actions, described and played in words. MiniGrid shows a picture of its view.
 
 Rewards are paid turn by turn; terminated and truncated both end the attempt, and a mark says which it was.
 """
@@ -13,15 +13,15 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from turnwise.envs.adapters.adapter import Adapter, heard, unknown
+from turnwise.envs.adapters.adapter import Adapter, unknown, user_message
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
 
 GRIDS = ("MiniGrid-", "BabyAI-")
-"""How minigrid's names begin."""
+"""Prefixes of minigrid's names."""
 OPEN_ROOMS = ("MiniGrid-Empty-", "MiniGrid-FourRooms-", "MiniGrid-SimpleCrossing", "MiniGrid-LavaCrossing")
-"""Where walking to the goal is all there is to do."""
+"""Grids whose only task is to walk to the goal."""
 LETTERS = {"unseen": "?", "empty": ".", "floor": ".", "wall": "#", "goal": "G", "lava": "~", "agent": "^"}
 THINGS = ("door", "key", "ball", "box")
 STATES = ("open", "closed", "locked")
@@ -43,8 +43,8 @@ class Gymnasium(Adapter):
     example = "gymnasium:MiniGrid-Empty-5x5-v0"
 
     def __init__(self, options: Mapping[str, Any] | None = None, actions: tuple[str, ...] = ()) -> None:
-        """options: arguments of `gymnasium.make`. actions: what the actions are called, from the first to the last;
-        MiniGrid's have names, others are numbers."""
+        """options: arguments of `gymnasium.make`. actions: the names of the actions in order; without them, MiniGrid's
+        actions have the library's names and all others are numbers."""
         self.options = dict(options or {})
         self.actions = tuple(actions)
 
@@ -52,7 +52,7 @@ class Gymnasium(Adapter):
     def warm(cls) -> None:
         import gymnasium
 
-        with suppress(ModuleNotFoundError):  # which registers its own
+        with suppress(ModuleNotFoundError):  # its import registers its environments
             importlib.import_module("minigrid")
         spec = gymnasium.registry.get(cls.name)
         if spec is not None and isinstance(spec.entry_point, str):
@@ -68,7 +68,7 @@ class Gymnasium(Adapter):
         try:
             gymnasium.spec(self.name)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
-            if self.name.startswith(GRIDS) and not any(known.startswith(GRIDS) for known in gymnasium.registry):
+            if self.name.startswith(GRIDS) and not any(name.startswith(GRIDS) for name in gymnasium.registry):
                 raise ValueError(f"{self.name} needs minigrid: {self.install}") from None
             raise unknown(f"gymnasium ({type(error).__name__}) cannot make", self.name, gymnasium.registry) from None
         self.open(Task("check", self.name, {"seed": 0}))
@@ -80,39 +80,39 @@ class Gymnasium(Adapter):
         if "ansi" in game.metadata.get("render_modes", ()) and "render_mode" not in self.options:
             game = gymnasium.make(self.name, render_mode="ansi", **self.options)
         if not isinstance(game.action_space, gymnasium.spaces.Discrete):
-            raise ValueError(f"{self.name} takes {game.action_space}, which has no words; choose discrete actions")
+            raise ValueError(f"{self.name} takes {game.action_space}, which cannot be named; choose discrete actions")
         self.game, self.first = game, int(game.action_space.start)
         self.words = self.words_of(int(game.action_space.n))
         observation, _ = game.reset(seed=task.data["seed"])
-        return Reply(heard(f"{self.view(observation)}\nSay one of: {', '.join(self.words)}."))
+        return Reply(user_message(f"{self.view(observation)}\nSay one of: {', '.join(self.words)}."))
 
     def words_of(self, number: int) -> tuple[str, ...]:
-        """What the actions are called."""
-        known = getattr(self.game.unwrapped, "actions", None)
+        """The names of the actions."""
+        actions = getattr(self.game.unwrapped, "actions", None)
         if self.actions and len(self.actions) != number:
-            raise ValueError(f"env.settings.actions names {len(self.actions)} actions, and {self.name} has {number}")
+            raise ValueError(f"env.settings.actions names {len(self.actions)} actions, but {self.name} has {number}")
         if self.actions:
             return tuple(word.lower() for word in self.actions)
-        if self.name.startswith(GRIDS) and known is not None:
-            return tuple(action.name for action in known)
-        return tuple(str(self.first + place) for place in range(number))
+        if self.name.startswith(GRIDS) and actions is not None:
+            return tuple(action.name for action in actions)
+        return tuple(str(self.first + index) for index in range(number))
 
     def step(self, message: Message) -> Reply:
         chosen = last_word(message.content, self.words)
         if chosen is None:
-            return Reply(heard(f"Say one of: {', '.join(self.words)}."))
+            return Reply(user_message(f"Say one of: {', '.join(self.words)}."))
         observation, reward, terminated, truncated, _ = self.game.step(self.first + self.words.index(chosen))
-        seen = heard(self.view(observation))
+        messages = user_message(self.view(observation))
         if not terminated and not truncated:
-            return Reply(seen, reward=float(reward))
-        return Reply(seen, reward=float(reward), finished=True, marks={"truncated": float(truncated)})
+            return Reply(messages, reward=float(reward))
+        return Reply(messages, reward=float(reward), finished=True, marks={"truncated": float(truncated)})
 
     def close(self) -> None:
         if hasattr(self, "game"):
             self.game.close()
 
     def view(self, observation: Any) -> str:
-        """An observation in words: MiniGrid's picture, the environment's own text, or its numbers."""
+        """An observation in words: MiniGrid's picture, the environment's text, or its numbers."""
         if isinstance(observation, Mapping) and {"image", "mission"} <= set(observation):
             return grid_view(self.game.unwrapped, observation)
         if isinstance(observation, str):
@@ -122,7 +122,7 @@ class Gymnasium(Adapter):
         return numbers(observation)
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """A step of the shortest way to the goal; with probability `noise` any of the three moves."""
+        """The next move on the shortest path to the goal; with probability `noise` a random move."""
         if random.random() < noise:
             return random.choice(("left", "right", "forward"))
         return first_move(self.game.unwrapped)
@@ -131,8 +131,8 @@ class Gymnasium(Adapter):
 def last_word(text: str, words: Sequence[str]) -> str | None:
     """The action that a text names last."""
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-    found = re.findall(rf"(?<![\w-])(?:{pattern})(?!\w)", text.lower())
-    return found[-1] if found else None
+    matches = re.findall(rf"(?<![\w-])(?:{pattern})(?!\w)", text.lower())
+    return matches[-1] if matches else None
 
 
 def numbers(observation: Any) -> str:
@@ -150,8 +150,8 @@ def numbers(observation: Any) -> str:
 # ---------------------------------------------------------------- MiniGrid
 
 
-def grid_view(world: Any, observation: Mapping[str, Any]) -> str:
-    """The mission, a picture of the cells in view with the agent looking up, and the things among them."""
+def grid_view(grid_world: Any, observation: Mapping[str, Any]) -> str:
+    """The mission, a picture of the visible cells with the agent looking up, and a list of the visible things."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     image = observation["image"]
@@ -163,42 +163,42 @@ def grid_view(world: Any, observation: Mapping[str, Any]) -> str:
         row = ""
         for x in range(width):
             kind, colour, state = (int(number) for number in image[x, y])
-            what = IDX_TO_OBJECT[kind]
-            row += "^" if (x, y) == (middle, bottom) else LETTERS.get(what, what[0].upper())
-            if what in THINGS and (x, y) != (middle, bottom):
-                detail = f"{STATES[state]} " if what == "door" else ""
-                things.append(f"{detail}{IDX_TO_COLOR[colour]} {what} {place(x - middle, bottom - y)}")
+            thing = IDX_TO_OBJECT[kind]
+            row += "^" if (x, y) == (middle, bottom) else LETTERS.get(thing, thing[0].upper())
+            if thing in THINGS and (x, y) != (middle, bottom):
+                detail = f"{STATES[state]} " if thing == "door" else ""
+                things.append(f"{detail}{IDX_TO_COLOR[colour]} {thing} {relative_position(x - middle, bottom - y)}")
         rows.append(row)
     lines = [f"Mission: {observation['mission']}", *rows]
     if things:
         lines.append("In view: " + "; ".join(things))
-    if world.carrying is not None:
-        lines.append(f"You carry: {world.carrying.color} {world.carrying.type}")
+    if grid_world.carrying is not None:
+        lines.append(f"You carry: {grid_world.carrying.color} {grid_world.carrying.type}")
     return "\n".join(lines)
 
 
-def place(right: int, ahead: int) -> str:
+def relative_position(right: int, ahead: int) -> str:
     side = f"{abs(right)} {'right' if right > 0 else 'left'}" if right else ""
     return " and ".join(part for part in (f"{ahead} ahead" if ahead else "", side) if part) or "here"
 
 
-def first_move(world: Any) -> str:
-    """The first move on the shortest way to the goal, by breadth-first search; `done` where there is no way."""
-    begin = (int(world.agent_pos[0]), int(world.agent_pos[1]), int(world.agent_dir))
+def first_move(grid_world: Any) -> str:
+    """The first move on the shortest path to the goal, by breadth-first search; `done` if there is no path."""
+    begin = (int(grid_world.agent_pos[0]), int(grid_world.agent_pos[1]), int(grid_world.agent_dir))
     moves: dict[tuple[int, int, int], str] = {begin: ""}
     waiting = deque([begin])
     while waiting:
         x, y, direction = waiting.popleft()
-        here = moves[x, y, direction]
-        cell = world.grid.get(x, y)
+        move_here = moves[x, y, direction]
+        cell = grid_world.grid.get(x, y)
         if cell is not None and cell.type == "goal":
-            return here or "done"
+            return move_here or "done"
         dx, dy = STEPS[direction]
-        ahead = world.grid.get(x + dx, y + dy)
+        ahead = grid_world.grid.get(x + dx, y + dy)
         free = ahead is None or (ahead.can_overlap() and ahead.type != "lava")
         reached = [("left", (x, y, (direction - 1) % 4)), ("right", (x, y, (direction + 1) % 4))]
-        for move, then in [*([("forward", (x + dx, y + dy, direction))] if free else []), *reached]:
-            if then not in moves:
-                moves[then] = here or move
-                waiting.append(then)
+        for move, state in [*([("forward", (x + dx, y + dy, direction))] if free else []), *reached]:
+            if state not in moves:
+                moves[state] = move_here or move
+                waiting.append(state)
     return "done"

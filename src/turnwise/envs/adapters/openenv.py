@@ -1,8 +1,8 @@
 """openenv: environments behind an OpenEnv server, one session per attempt, over its WebSocket.
 
-The reward comes inside what the server answers. Nothing of the library is imported: the three messages of its protocol
-are all that is spoken, and the environment's own code runs where the server runs. A server with all its sessions taken
-is asked again.
+The reward is part of the server's answer. The library is not imported: the adapter speaks the three messages of its
+protocol, and the environment's code runs on the server. If all sessions of the server are taken, the adapter tries
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from turnwise.envs.adapters.adapter import Adapter, heard
+from turnwise.envs.adapters.adapter import Adapter, user_message
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
 from turnwise.messages import Message
@@ -22,9 +22,9 @@ from turnwise.types import Task
 
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 LARGEST = 1 << 26
-"""Bytes of a message that are read."""
+"""The largest accepted message, in bytes."""
 WAIT = 0.2
-"""Seconds between two questions for a free session."""
+"""Seconds between two attempts to get a free session."""
 HIDDEN = ("done", "reward", "metadata")
 """Fields of an observation that are not for the model."""
 
@@ -42,8 +42,9 @@ class OpenEnv(Adapter):
     isolated = False
 
     def __init__(self, field: str = "", seeded: bool = True) -> None:
-        """field: the field of an action that the model's words go into; empty has the server's schema tell, and where
-        that has several, the model writes the whole action as JSON. seeded: send the task's seed with a reset."""
+        """field: the field of an action that gets the model's text. If it is empty, the server's schema decides; if the
+        schema has several fields, the model writes the whole action as JSON. seeded: send the task's seed with a
+        reset."""
         self.field = field
         self.seeded = seeded
         self.line: Any = None
@@ -54,12 +55,12 @@ class OpenEnv(Adapter):
 
     @classmethod
     def tasks(cls, split: str, seed: int, count: int = 1024) -> Iterator[Task]:
-        """Different seeds, which the server's environment may use or not."""
+        """Different seeds; the server's environment may ignore them."""
         return draw_tasks("openenv", split, count, seed, lambda random: {"seed": random.getrandbits(31)})
 
     @classmethod
     def address(cls) -> str:
-        """Where the WebSocket of the server is."""
+        """The address of the server's WebSocket."""
         parts = urlsplit(cls.name)
         if parts.scheme not in SCHEMES or not parts.netloc:
             raise ValueError(f'env.name = "openenv:{cls.name}" has no address; write for instance "{cls.example}"')
@@ -76,10 +77,10 @@ class OpenEnv(Adapter):
             if answer["data"].get("code") != "CAPACITY_REACHED":
                 raise RuntimeError(f"{self.name} refused to reset: {answer['data'].get('message')}")
             await asyncio.sleep(WAIT)
-        self.told = self.field or await asyncio.to_thread(text_field, self.address())
+        self.action_field = self.field or await asyncio.to_thread(text_field, self.address())
         reply = reply_of(answer["data"])
-        hint = "" if self.told else "\n\nWrite your action as a JSON object."
-        return Reply(heard(reply.messages[0].content + hint if reply.messages else hint), outcome=reply.reward)
+        hint = "" if self.action_field else "\n\nWrite your action as a JSON object."
+        return Reply(user_message(reply.messages[0].content + hint if reply.messages else hint), outcome=reply.reward)
 
     async def connect(self) -> None:
         from websockets.asyncio.client import connect
@@ -87,25 +88,25 @@ class OpenEnv(Adapter):
         self.line = await connect(f"{self.address()}/ws", max_size=LARGEST, proxy=None)
 
     async def step(self, message: Message) -> Reply:
-        action: Any = {self.told: message.content}
-        if not self.told:
+        action: Any = {self.action_field: message.content}
+        if not self.action_field:
             try:
                 action = json.loads(message.content)
             except (ValueError, RecursionError):
                 action = None
             if not isinstance(action, dict):
-                return Reply(heard("Write your action as a JSON object."))
+                return Reply(user_message("Write your action as a JSON object."))
         answer = await self.ask("step", action)
         if answer["type"] != "error":
             return reply_of(answer["data"])
         if answer["data"].get("code") == "VALIDATION_ERROR":
-            return Reply(heard(f"That is no action: {answer['data'].get('message')}"))
+            return Reply(user_message(f"That is no action: {answer['data'].get('message')}"))
         raise RuntimeError(f"{self.name} failed: {answer['data'].get('message')}")
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed
 
-        with suppress(ConnectionClosed):  # a server that is full says so and goes; its words can still be read
+        with suppress(ConnectionClosed):  # a full server sends an error and disconnects; the error can still be read
             await self.line.send(json.dumps({"type": kind, "data": data}))
         answer: dict[str, Any] = json.loads(await self.line.recv())
         return answer
@@ -114,7 +115,7 @@ class OpenEnv(Adapter):
         await self.leave()
 
     async def leave(self) -> None:
-        """End the session; the server frees its place when the line ends, however it does."""
+        """End the session. The server frees it when the connection ends, for whatever reason."""
         line, self.line = self.line, None
         if line is not None:
             with suppress(Exception):
@@ -123,20 +124,20 @@ class OpenEnv(Adapter):
 
 
 def reply_of(data: Mapping[str, Any]) -> Reply:
-    """An observation without what is not for the model, and its reward."""
-    shown = {name: value for name, value in data["observation"].items() if name not in HIDDEN}
-    if len(shown) == 1:
-        (value,) = shown.values()
+    """The fields of an observation that the model may see, and its reward."""
+    visible = {name: value for name, value in data["observation"].items() if name not in HIDDEN}
+    if len(visible) == 1:
+        (value,) = visible.values()
         text = value if isinstance(value, str) else json.dumps(value)
     else:
         text = "\n".join(
-            f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in shown.items()
+            f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in visible.items()
         )
-    return Reply(heard(text), reward=float(data.get("reward") or 0.0), finished=bool(data.get("done")))
+    return Reply(user_message(text), reward=float(data.get("reward") or 0.0), finished=bool(data.get("done")))
 
 
 def text_field(address: str) -> str:
-    """The only field of an action that must be there, where it is a text; empty otherwise."""
+    """The required field of an action, if there is only one and it is a text; otherwise empty."""
     from urllib.request import ProxyHandler, build_opener
 
     direct = build_opener(ProxyHandler({}))

@@ -1,7 +1,7 @@
-"""reasoning-gym: questions from generators, one answer each, scored by the generator that asked.
+"""reasoning-gym: questions from generators. The model answers once, and the question's generator scores the answer.
 
-Some generators pay a little for answers that are wrong. An attempt has succeeded where rollout.success_threshold,
-which is 1.0, says so, and the mark `correct` says the same.
+Some generators give wrong answers a small score. An attempt succeeds if its score reaches rollout.success_threshold,
+which is 1.0; the mark `correct` is 1 if the score is at least 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReasoningGym(Adapter):
     example = "reasoning_gym:chain_sum"
 
     def __init__(self, options: Mapping[str, Any] | None = None, prompt: str = "default") -> None:
-        """options: arguments of the generator. prompt: which of the library's system prompts is shown, if any."""
+        """options: arguments of the generator. prompt: the name of a system prompt of the library, or empty."""
         self.options = dict(options or {})
         self.prompt = prompt
 
@@ -60,10 +60,12 @@ class ReasoningGym(Adapter):
         return None
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """The generator's answer; with probability `noise` that to another question."""
+        """The generator's answer; with probability `noise` the answer to another question."""
         if random.random() < noise:
             import reasoning_gym
 
-            others = reasoning_gym.create_dataset(self.name, seed=random.getrandbits(31), size=1, **self.options)
-            return f"<answer>{others[0]['answer']}</answer>"
+            other_questions = reasoning_gym.create_dataset(
+                self.name, seed=random.getrandbits(31), size=1, **self.options
+            )
+            return f"<answer>{other_questions[0]['answer']}</answer>"
         return f"<answer>{self.entry['answer']}</answer>"

@@ -1,8 +1,8 @@
 """skyrl-gym: the environments of SkyRL, on rows of a data set in SkyRL's form (`env.data`).
 
-Rewards are paid turn by turn. Where an environment rewrites an action (`postprocessed_action`), the model sees the
-rewritten one from then on, and its own tokens are what is trained. Text that is made of sets depends on how Python
-hashes, which is the same in every process here.
+Rewards are paid turn by turn. If an environment rewrites an action (`postprocessed_action`), later prompts have the
+rewritten action, and training uses the tokens that the model sampled. Some texts are made from sets, whose order
+depends on Python's hash seed; every process here has the same hash seed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SkyRLGym(Registered):
     task_fields: ClassVar[dict[str, Any]] = {"prompt": list[dict[str, str]], "reward_spec": dict[str, Any]}
 
     def __init__(self, config: Mapping[str, Any] | None = None, max_turns: int = 0) -> None:
-        """config: what SkyRL has under environment.skyrl_gym for this environment, for instance db_path of text2sql.
-        max_turns: how many the environment allows; 0 leaves it to the row."""
+        """config: the settings of this environment under environment.skyrl_gym in SkyRL, for instance db_path of
+        text2sql. max_turns: how many turns the environment allows; 0 takes the number in the row."""
         self.config = dict(config or {})
         self.max_turns = max_turns
 
@@ -43,8 +43,8 @@ class SkyRLGym(Registered):
     def registry(cls) -> Mapping[str, Any]:
         from skyrl_gym.envs.registration import registry
 
-        found: Mapping[str, Any] = registry
-        return found
+        environments: Mapping[str, Any] = registry
+        return environments
 
     @classmethod
     def demonstrates(cls) -> bool:
@@ -52,9 +52,9 @@ class SkyRLGym(Registered):
 
     @classmethod
     def tasks(cls, split: str, seed: int, count: int = 0) -> Iterator[Task]:
-        """The library has none; they are rows that the user has."""
+        """The library has no tasks: they are rows of the user's file."""
         raise ValueError(
-            f'skyrl_gym:{cls.name} has no tasks of its own; set env.data = "rows.jsonl", with prompt and reward_spec'
+            f'skyrl_gym:{cls.name} comes without tasks; set env.data = "rows.jsonl", with prompt and reward_spec'
         )
 
     def check(self) -> None:
@@ -71,42 +71,44 @@ class SkyRLGym(Registered):
         row.setdefault("extra_info", {})
         self.game = skyrl_gym.make(self.name, env_config=self.config_value(), extras=row)
         messages, _ = self.game.init(prompt)
-        self.shown = list(messages_of(messages))
-        return Reply(tuple(self.shown))
+        self.conversation = list(messages_of(messages))
+        return Reply(tuple(self.conversation))
 
     def config_value(self) -> Any:
-        """The environment's own dataclass for its settings, where its module has one."""
+        """The settings as the dataclass of the environment's module, if it has one."""
         module = importlib.import_module(self.registry()[self.name].entry_point.partition(":")[0])
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
-                known = [field.name for field in dataclasses.fields(value)]
-                if wrong := [name for name in self.config if name not in known]:
-                    raise unknown(f"env.settings.config: {self.name} has no setting", wrong[0], known)
+                names = [field.name for field in dataclasses.fields(value)]
+                if unknown_names := [name for name in self.config if name not in names]:
+                    raise unknown(f"env.settings.config: {self.name} has no setting", unknown_names[0], names)
                 return value(**self.config)
         return SimpleNamespace(**self.config)
 
     def step(self, message: Message) -> Reply:
-        made = self.game.step(message.content)
-        heard = messages_of(made["observations"])
-        rewritten = made.get("postprocessed_action")
-        said = message if rewritten is None else Message("assistant", rewritten)
-        self.shown += [said, *heard]
-        if made["done"]:
-            return Reply(heard, reward=float(made["reward"]), finished=True, marks=numbers(self.game.get_metrics()))
-        history = None if said.content == message.content else tuple(self.shown)
-        return Reply(heard, reward=float(made["reward"]), history=history)
+        result = self.game.step(message.content)
+        observations = messages_of(result["observations"])
+        rewritten = result.get("postprocessed_action")
+        action = message if rewritten is None else Message("assistant", rewritten)
+        self.conversation += [action, *observations]
+        if result["done"]:
+            return Reply(
+                observations, reward=float(result["reward"]), finished=True, marks=numbers(self.game.get_metrics())
+            )
+        history = None if action.content == message.content else tuple(self.conversation)
+        return Reply(observations, reward=float(result["reward"]), history=history)
 
     def close(self) -> None:
         if hasattr(self, "game"):
             self.game.close()
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """The answer; with probability `noise` any number."""
+        """The answer; with probability `noise` a random number."""
         return f"#### {random.randint(0, 99) if random.random() < noise else self.game.ground_truth}"
 
 
-def messages_of(given: Any) -> tuple[Message, ...]:
-    return tuple(Message(str(one["role"]), str(one["content"])) for one in given)
+def messages_of(messages: Any) -> tuple[Message, ...]:
+    return tuple(Message(str(message["role"]), str(message["content"])) for message in messages)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""textarena: games in text, for one player, or for two of whom the other one plays at random.
+"""textarena: text games for one player, or for two players, where the other one plays at random.
 
-The library's default wrappers repeat the whole conversation every turn; here the model hears what is new. It pays when
-the game is over, player by player. It draws from Python's global generator, so attempts have processes of their own.
+The library's default wrappers repeat the whole conversation every turn; here the model gets only the new text. The
+library pays each player when the game is over. It draws from Python's global generator, so each attempt has a process.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Literal
 
-from turnwise.envs.adapters.adapter import Registered, heard
+from turnwise.envs.adapters.adapter import Registered, user_message
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
 
 MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 ROLE = re.compile(r"\[(GAME|Player( \d+)?)\]")
-"""How the library marks who speaks, which is no move."""
+"""How the library marks the speaker. This is not a move, although it is in square brackets."""
 
 
 class TextArena(Registered):
@@ -35,9 +35,9 @@ class TextArena(Registered):
     def __init__(
         self, options: Mapping[str, Any] | None = None, player: int = 0, pays: Literal["reward", "win"] = "reward"
     ) -> None:
-        """options: arguments of the game, in place of those it is registered with. player: which of two the model is;
-        player 0 begins in most games. pays: what the game does, which for many is a little less for a near miss, or 1
-        for a game that was won and 0 otherwise."""
+        """options: arguments of the game; they replace the registered ones. player: the number of the model's player;
+        player 0 begins in most games. pays: "reward" pays the game's reward (many games pay partial rewards), "win"
+        pays 1 for a win and 0 otherwise."""
         self.options = dict(options or {})
         self.player = player
         self.pays = pays
@@ -49,7 +49,7 @@ class TextArena(Registered):
     def check(self) -> None:
         super().check()
         self.open(Task("check", self.name, {"seed": 0}))
-        if self.players == 2:  # whoever begins, the other one's first move must be readable
+        if self.players == 2:  # the opponent may begin, and its first moves must be readable
             type(self)(self.options, 1 - self.player).open(Task("check", self.name, {"seed": 0}))
 
     def open(self, task: Task) -> Reply:
@@ -58,7 +58,7 @@ class TextArena(Registered):
         self.opponent = Random(f"{self.name}/{seed}/opponent")
         if self.let_others_play(over=False):
             raise RuntimeError(f"the other player of {self.name} ended the game before the first turn")
-        return Reply(heard(self.news()))
+        return Reply(user_message(self.news()))
 
     def start(self, seed: int) -> None:
         """Make the game without the wrappers that repeat observations, and keep those that rewrite actions."""
@@ -74,14 +74,16 @@ class TextArena(Registered):
             try:
                 game.reset(num_players=players, seed=seed)
                 break
-            except (AssertionError, ValueError):  # how games refuse a number of players
+            except (AssertionError, ValueError):  # the game is not for this number of players
                 continue
         else:
             raise ValueError(f"{self.name} is not for one player or two; choose another game")
         if not isinstance(game.state, (textarena.SinglePlayerState, textarena.TwoPlayerState)):
             raise ValueError(f"{self.name} is not for one player or two; choose another game")
         if not 0 <= self.player < players:
-            raise ValueError(f"env.settings.player = {self.player}: {self.name} has {players} of them, from 0")
+            raise ValueError(
+                f"env.settings.player = {self.player}: {self.name} has {players} players; choose 0 to {players - 1}"
+            )
         self.game, self.players = game, players
 
     def step(self, message: Message) -> Reply:
@@ -90,18 +92,18 @@ class TextArena(Registered):
             action = rewriter.action(action)
         over, _ = self.game.step(action)
         if not self.let_others_play(over):
-            return Reply(heard(self.news()))
-        rewards, about = self.game.close()
-        reward, mine = float(rewards[self.player]), about[self.player]
-        marks = {"turns": mine["turn_count"], "invalid_move": float(mine["invalid_move"])}
+            return Reply(user_message(self.news()))
+        rewards, infos = self.game.close()
+        reward, info = float(rewards[self.player]), infos[self.player]
+        marks = {"turns": info["turn_count"], "invalid_move": float(info["invalid_move"])}
         outcome = float(reward >= 1) if self.pays == "win" else reward
-        return Reply(heard(str(mine.get("reason", ""))), outcome=outcome, finished=True, marks=marks)
+        return Reply(user_message(str(info.get("reason", ""))), outcome=outcome, finished=True, marks=marks)
 
     def close(self) -> None:
         return None
 
     def let_others_play(self, over: bool) -> bool:
-        """Moves of the other player until it is the model's turn; whether the game is over."""
+        """Play the opponent's moves until it is the model's turn; return whether the game is over."""
         while not over and self.game.state.current_player_id != self.player:
             other = self.game.state.current_player_id
             _, news = self.game.get_observation()
@@ -111,7 +113,7 @@ class TextArena(Registered):
         return bool(over)
 
     def choose(self, news: list[Any]) -> str:
-        """One of the moves in square brackets that the game has named last."""
+        """A random move among those in square brackets in the game's latest text."""
         for _, text, kind in reversed(news):
             moves = [move for move in MOVE.findall(text) if not ROLE.fullmatch(move)]
             if moves and kind.name != "PLAYER_ACTION":
@@ -119,7 +121,7 @@ class TextArena(Registered):
         raise ValueError(f"{self.name} names no moves in square brackets for a second player; choose another game")
 
     def news(self) -> str:
-        """What the model has not heard yet, without the echo of its own words."""
+        """The new text since the last call, without the echo of the model's message."""
         _, observations = self.game.get_observation()
         lines = []
         for speaker, text, kind in observations:
@@ -129,7 +131,7 @@ class TextArena(Registered):
         return "\n".join(lines)
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """Bisection; with probability `noise` any number."""
+        """Bisection; with probability `noise` a random number."""
         low, high = self.game.min_number, self.game.max_number
         if random.random() < noise:
             return f"[{random.randint(low, high)}]"

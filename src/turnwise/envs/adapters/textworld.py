@@ -1,7 +1,7 @@
-"""textworld: text adventures that are made from a seed, compiled once and kept in the cache.
+"""textworld: text adventures, generated from a seed, compiled once and stored in the cache.
 
-The library counts a score that only grows; a turn is paid what it added, as a share of all there is, so that a game
-that was won comes to 1.
+The library's score only grows. The reward of a turn is the increase of the score divided by the maximum score, so the
+rewards of a won game sum to 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from turnwise.data.cache import cache_folder, made_once
-from turnwise.envs.adapters.adapter import Adapter, heard, unknown
+from turnwise.envs.adapters.adapter import Adapter, unknown, user_message
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
@@ -26,11 +26,11 @@ CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-simple": {"rewards": "dense", "goal": "brief", "test": False},
     "tw-treasure_hunter": {"level": 5},
 }
-"""What games are made with unless a recipe says otherwise."""
+"""Default options of the challenges."""
 OVER = re.compile(r"\n\s*\*\*\* The End \*\*\*.*", re.DOTALL)
-"""What the interpreter asks once the game is over."""
+"""The question of the interpreter after the end of the game."""
 STATUS = re.compile(r"\n>\s+-= .*=-\s*\d+/\d+\s*$")
-"""The interpreter's prompt and its line of status."""
+"""The interpreter's prompt and its status line."""
 GAPS = re.compile(r"\n{3,}")
 
 
@@ -47,22 +47,22 @@ class TextWorld(Adapter):
     example = "textworld:custom"
 
     def __init__(self, options: Mapping[str, Any] | None = None, show_commands: bool = False) -> None:
-        """options: what games are made with: nb_rooms, nb_objects and quest_length of "custom", the settings of the
-        library's challenges otherwise. show_commands: list what could be done, every turn."""
+        """options: options of the generator: nb_rooms, nb_objects and quest_length for "custom", otherwise the settings
+        of the library's challenge. show_commands: list the possible commands every turn."""
         self.options = dict(options or {})
         self.show_commands = show_commands
 
     def check(self) -> None:
-        known = ("custom", *CHALLENGES)
-        if self.name not in known:
-            raise unknown("textworld has no game", self.name, known)
+        names = ("custom", *CHALLENGES)
+        if self.name not in names:
+            raise unknown("textworld has no game", self.name, names)
         import textworld
 
         custom = textworld.GameOptions()
-        usual = CUSTOM if self.name == "custom" else CHALLENGES[self.name]
+        defaults = CUSTOM if self.name == "custom" else CHALLENGES[self.name]
         for key in self.options:
-            if key not in usual and not (self.name == "custom" and hasattr(custom, key)):
-                raise unknown(f"env.settings.options: {self.name} has no option", key, usual)
+            if key not in defaults and not (self.name == "custom" and hasattr(custom, key)):
+                raise unknown(f"env.settings.options: {self.name} has no option", key, defaults)
 
     def open(self, task: Task) -> Reply:
         import textworld
@@ -82,7 +82,7 @@ class TextWorld(Adapter):
         self.game = textworld.start(str(file), wanted)
         self.state = self.game.reset()
         self.score = 0
-        return Reply(heard(f"{self.state.objective}\n\n{plain(self.state.description)}{self.commands()}"))
+        return Reply(user_message(f"{self.state.objective}\n\n{plain(self.state.description)}{self.commands()}"))
 
     def step(self, message: Message) -> Reply:
         command = message.content.strip().partition("\n")[0]
@@ -91,19 +91,19 @@ class TextWorld(Adapter):
         self.score = score
         text = plain(self.state.feedback)
         if over:
-            return Reply(heard(text), reward=reward, finished=True, marks={"won": float(self.state.won)})
-        return Reply(heard(text + self.commands()), reward=reward)
+            return Reply(user_message(text), reward=reward, finished=True, marks={"won": float(self.state.won)})
+        return Reply(user_message(text + self.commands()), reward=reward)
 
     def close(self) -> None:
         if hasattr(self, "game"):
             self.game.close()
 
     def commands(self) -> str:
-        """What could be done now, where it is shown."""
+        """The list of possible commands; empty if it is not shown."""
         return f"\n\nYou can: {', '.join(self.state.admissible_commands)}" if self.show_commands else ""
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """The next command of a way to win; with probability `noise` any that is possible."""
+        """The next command of a winning policy; with probability `noise` any possible command."""
         possible = self.state.admissible_commands
         if random.random() < noise or not self.state.policy_commands:
             return str(random.choice(possible)) if possible else "look"
@@ -111,12 +111,12 @@ class TextWorld(Adapter):
 
 
 def plain(text: str) -> str:
-    """What a game says, without the interpreter's own words and its empty lines."""
+    """The text of a game without the interpreter's additions and repeated empty lines."""
     return GAPS.sub("\n\n", OVER.sub("", STATUS.sub("", text)).strip())
 
 
 def game_file(name: str, options: Mapping[str, Any], seed: int) -> Path:
-    """The compiled game, made where it is not in the cache."""
+    """The compiled game; it is made if it is not in the cache."""
     import textworld
 
     settings = {**(CUSTOM if name == "custom" else CHALLENGES[name]), **options}
@@ -124,17 +124,17 @@ def game_file(name: str, options: Mapping[str, Any], seed: int) -> Path:
     digest = hashlib.blake2b(recipe.encode(), digest_size=16).hexdigest()
 
     def make(folder: Path) -> None:
-        chosen = textworld.GameOptions()
-        chosen.seeds = seed % (1 << 31)
-        chosen.path = str(folder / "game.z8")
+        game_options = textworld.GameOptions()
+        game_options.seeds = seed % (1 << 31)
+        game_options.path = str(folder / "game.z8")
         if name == "custom":
             for key, value in settings.items():
-                setattr(chosen, key, value)
-            textworld.make(chosen)
+                setattr(game_options, key, value)
+            textworld.make(game_options)
         else:
             from textworld.challenges import CHALLENGES as makers
 
-            game = makers[name][1](settings, chosen)
-            textworld.generator.compile_game(game, chosen)
+            game = makers[name][1](settings, game_options)
+            textworld.generator.compile_game(game, game_options)
 
     return made_once(cache_folder() / "textworld" / digest, make) / "game.z8"

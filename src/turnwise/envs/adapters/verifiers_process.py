@@ -1,7 +1,7 @@
-"""The process that plays environments of verifiers, seen from the run: one for each environment, for all attempts.
+"""The run's side of the processes that play environments of verifiers: one process per environment, for all attempts.
 
-It is verifiers_player.py in the user's Python that has the library. It ends with the run. Where it dies, the attempts
-that it played have failed, and the next one starts another.
+The process runs verifiers_player.py in the user's Python that has the library. It ends with the run. If it dies, the
+attempts that it played fail, and the next attempt starts a new process.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from turnwise.types import Task
 
 PROGRAM = Path(__file__).with_name("verifiers_player.py")
 LONGEST = 1 << 26
-"""Bytes of a line that are believed."""
+"""The longest accepted line, in bytes."""
 TAIL = 1 << 14
-"""Bytes of what the process complains that are kept."""
+"""How many bytes of the end of stderr are kept."""
 GRACE = 10.0
-"""Seconds in which it must obey a cancel, read what it is sent, and end."""
+"""Seconds that the process has to obey a cancel, to read an order, and to end."""
 LOAD_SECONDS = 600.0
 """How long the import of the library, an environment and its rows may take."""
 OURS = "127.0.0.1,localhost,::1"
-"""Where no proxy is asked for."""
+"""Addresses that are reached without a proxy."""
 
 
 class PlayerFailure(RuntimeError):
-    """The process has ended, or what it was asked for has failed there."""
+    """The process has ended, or an order failed in it."""
 
 
 class PlayerProcess:
-    """One life of the process."""
+    """One process, from its start to its end."""
 
     def __init__(self, python: str, name: str, options: Mapping[str, Any], variables: Sequence[str] = ()) -> None:
         self.name = name
@@ -52,16 +52,16 @@ class PlayerProcess:
         self.waiting: dict[int, Future[Any]] = {}
         self.lock = threading.Lock()
         self.fault = ""
-        """Why it cannot play, where it has said so."""
+        """Why it cannot load the environment; empty if it has not reported a mistake."""
         self.complaints = b""
         self.is_ending = False
-        self.line, there = socket.socketpair()
+        self.line, other_end = socket.socketpair()
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GRACE), 0))
-        with there:
+        with other_end:
             self.process = start_child(
-                [python, str(PROGRAM), str(there.fileno())],
+                [python, str(PROGRAM), str(other_end.fileno())],
                 {**passed_on(variables), **without_proxy(), "PYTHONUNBUFFERED": "1"},
-                pass_fds=[there.fileno()],
+                pass_fds=[other_end.fileno()],
                 stderr=subprocess.PIPE,
             )
         self.loaded, _ = self.ask("load", name=name, options=dict(options))
@@ -73,19 +73,19 @@ class PlayerProcess:
         return not self.is_ending and self.process.poll() is None
 
     def ask(self, kind: str, **order: Any) -> tuple[Future[Any], int]:
-        """What an order will come to, and its number."""
+        """The future answer to an order, and the order's number."""
         number, answer = next(self.numbers), Future[Any]()
         self.waiting[number] = answer
         try:
             self.send({"id": number, "do": kind, **order})
-        except OSError:  # it has gone, or stopped reading
+        except OSError:  # the process has ended or does not read
             self.process.kill()
             self.waiting.pop(number, None)
             raise PlayerFailure(self.obituary()) from None
         return answer, number
 
     def cancel(self, number: int) -> None:
-        """Give up an order. A process that does not let go of it in time is held up by something, and ends."""
+        """Cancel an order. If the process does not confirm in time, something blocks it, and it is ended."""
 
         def expect() -> None:
             if number in self.waiting:
@@ -94,7 +94,7 @@ class PlayerProcess:
         timer = threading.Timer(GRACE, expect)
         timer.daemon = True
         timer.start()
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError):  # the process has ended
             self.send({"id": number, "do": "cancel"})
 
     def send(self, order: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class PlayerProcess:
             self.line.sendall(json.dumps(order).encode() + b"\n")
 
     def end(self) -> None:
-        """Have it let go of everything, what it started too, and end; kill it where it does not."""
+        """Ask the process to end with everything it started; kill it if it does not."""
         self.is_ending = True
         with contextlib.suppress(OSError):
             self.line.shutdown(socket.SHUT_WR)
@@ -111,30 +111,30 @@ class PlayerProcess:
     # ------------------------------------------------------------ threads
 
     def listen(self) -> None:
-        """Hand out what it says until it says no more, or nonsense."""
+        """Hand out answers until the socket is closed or a line is invalid."""
         with contextlib.suppress(OSError, ValueError, RecursionError), self.line.makefile("rb") as lines:
             while (line := lines.readline(LONGEST)).endswith(b"\n"):
-                number, said = answer_in(line)
-                if (waits := self.waiting.pop(number, None)) is not None:
-                    self.hand_over(waits, said)
+                number, answer = answer_in(line)
+                if (future := self.waiting.pop(number, None)) is not None:
+                    self.hand_over(future, answer)
         self.end()
         while self.waiting:
-            _, waits = self.waiting.popitem()
-            self.hand_over(waits, {"failure": self.obituary()})
+            _, future = self.waiting.popitem()
+            self.hand_over(future, {"failure": self.obituary()})
         self.line.close()
 
-    def hand_over(self, waits: Future[Any], said: Mapping[str, Any]) -> None:
-        if "mistake" in said:
-            self.fault = str(said["mistake"])
-        if not waits.set_running_or_notify_cancel():
+    def hand_over(self, future: Future[Any], answer: Mapping[str, Any]) -> None:
+        if "mistake" in answer:
+            self.fault = str(answer["mistake"])
+        if not future.set_running_or_notify_cancel():
             return
-        if "answer" in said:
-            waits.set_result(said["answer"])
+        if "answer" in answer:
+            future.set_result(answer["answer"])
         else:
-            waits.set_exception(PlayerFailure(self.fault or str(said.get("failure"))))
+            future.set_exception(PlayerFailure(self.fault or str(answer.get("failure"))))
 
     def overhear(self) -> None:
-        """Keep the end of what it complains, which says why it died."""
+        """Keep the end of stderr, which says why the process died."""
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             while part := os.read(stream.fileno(), TAIL):
@@ -147,11 +147,11 @@ class PlayerProcess:
 
 
 def answer_in(line: bytes) -> tuple[int, dict[str, Any]]:
-    """(number of the order, what it came to); ValueError where a line is neither."""
-    said = json.loads(line)
-    if not isinstance(said, dict) or type(said.get("id")) is not int:
-        raise ValueError("the process says nonsense")
-    return said["id"], said
+    """(number of the order, its answer); ValueError if the line is not an answer."""
+    answer = json.loads(line)
+    if not isinstance(answer, dict) or type(answer.get("id")) is not int:
+        raise ValueError(f"the process wrote a line that is not an answer: {line[:100]!r}")
+    return answer["id"], answer
 
 
 def without_proxy() -> dict[str, str]:
@@ -176,25 +176,25 @@ class Player:
             return self.process
 
     def check(self) -> None:
-        """ValueError where the environment cannot be loaded there."""
+        """ValueError if the process cannot load the environment."""
         try:
             self.living().loaded.result(LOAD_SECONDS)
         except (PlayerFailure, TimeoutError, OSError) as error:
             raise ValueError(f"verifiers:{self.name} cannot be loaded by {self.python}: {error or 'timeout'}") from None
 
     def rows(self, start: int, size: int) -> list[dict[str, Any]]:
-        """So many rows of its taskset from a place on; fewer where it ends."""
+        """`size` rows of the taskset from `start`; fewer at its end."""
         try:
             answer, _ = self.living().ask("rows", start=start, count=size)
             rows = answer.result(LOAD_SECONDS)
         except (PlayerFailure, TimeoutError) as error:
             raise ValueError(f"verifiers:{self.name} gives no tasks: {error or 'timeout'}") from None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"verifiers:{self.name} gives tasks that are no objects")
+            raise ValueError(f"verifiers:{self.name} gives tasks that are not JSON objects")
         return rows
 
     async def play(self, task: Task, base_url: str, api_key: str, model: str) -> Any:
-        """What an episode came to, as the process says; whoever gives up waiting ends it there too."""
+        """Play an episode; return the process's answer. Cancelling this call cancels the episode in the process too."""
         process = self.living()
         row = dict(task.data)
         answer, number = process.ask("play", row=row, base_url=base_url, api_key=api_key, model=model)
@@ -211,7 +211,7 @@ class Player:
 
 @cache
 def player_of(python: str, name: str, options: str, variables: tuple[str, ...] = ()) -> Player:
-    """The one that plays an environment with options, which are JSON."""
+    """The player of an environment with these options, which are JSON."""
     player = Player(python, name, json.loads(options), variables)
     atexit.register(player.end)
     return player

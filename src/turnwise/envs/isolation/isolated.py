@@ -73,22 +73,22 @@ class ForkServer:
 
     def fork(self, name: str) -> tuple[int, socket.socket]:
         """The number of a new child and a socket to it. The child answers as soon as the library is imported."""
-        here, there = socket.socketpair()
+        near_end, far_end = socket.socketpair()
         try:
-            with self.lock, there:
+            with self.lock, far_end:
                 if self.process is None or self.process.poll() is not None:
                     self.start()
                 number = next(self.numbers)
                 order = order_of(FORK, number, name)
                 try:
-                    socket.send_fds(self.living, [order], [there.fileno()])
-                except OSError:  # it died just now
+                    socket.send_fds(self.living, [order], [far_end.fileno()])
+                except OSError:  # the fork server has just died
                     self.start()
-                    socket.send_fds(self.living, [order], [there.fileno()])
+                    socket.send_fds(self.living, [order], [far_end.fileno()])
         except BaseException:
-            here.close()
+            near_end.close()
             raise
-        return number, here
+        return number, near_end
 
     def kill(self, number: int) -> None:
         """Kill a child."""
@@ -102,12 +102,12 @@ class ForkServer:
 
     def start(self) -> None:
         self.end()
-        self.line, there = socket.socketpair()
-        with there:
+        self.line, far_end = socket.socketpair()
+        with far_end:
             paths = os.pathsep.join(path for path in sys.path if path)
-            command = [sys.executable, "-c", START, self.target, str(there.fileno())]
+            command = [sys.executable, "-c", START, self.target, str(far_end.fileno())]
             variables = {**passed_on(self.variables), **SURROUNDINGS, "PYTHONPATH": paths}
-            self.process = start_child(command, variables, pass_fds=[there.fileno()])
+            self.process = start_child(command, variables, pass_fds=[far_end.fileno()])
 
     def end(self) -> None:
         """End the process and its children."""
@@ -131,8 +131,8 @@ def cached_fork_server(target: str, variables: tuple[str, ...]) -> ForkServer:
 
 
 class Isolated:
-    """`Environment` in a separate process. One that hangs is killed when it is closed. One that dies fails its attempt;
-    the next attempt gets another process."""
+    """`Environment` in a separate process. A process that hangs is killed when the environment is closed. If a process
+    dies, its attempt fails, and the next attempt gets another process."""
 
     costs_process: ClassVar[bool] = True
     kind: ClassVar[Any]
@@ -171,7 +171,7 @@ class Isolated:
             self.line = None
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method returns in the process. A call that is cancelled leaves the process busy."""
+        """The result of a method in the process. A cancelled call leaves the process busy."""
         line, loop = self.line, asyncio.get_running_loop()
         assert line is not None, "it was not opened"
         self.busy = True
@@ -184,17 +184,17 @@ class Isolated:
         return result_of(answer)
 
     def ask_expert(self, noise: float, random: Random) -> str | Message:
-        """What an expert would say now."""
+        """The next message of an expert."""
         assert self.line is not None, "it was not opened"
         self.busy = True
-        answer = asked(self.line, EXPERT_SECONDS, "demonstrate", noise, random.getrandbits(63))
+        answer = call_and_wait(self.line, EXPERT_SECONDS, "demonstrate", noise, random.getrandbits(63))
         self.line.setblocking(False)
         self.busy = False
         return answer if isinstance(answer, str) else message_of(answer)
 
 
-def asked(line: socket.socket, seconds: float, method: str, *arguments: Any) -> Any:
-    """What a method returns in a process; blocks until then."""
+def call_and_wait(line: socket.socket, seconds: float, method: str, *arguments: Any) -> Any:
+    """The result of a method in a process; blocks until it arrives."""
     line.settimeout(seconds)
     try:
         send(line, [method, arguments])
@@ -241,8 +241,8 @@ def check(target: str, name: str, settings: str, variables: tuple[str, ...] = ()
     number, line = fork_server.fork(name)
     with line:
         try:
-            asked(line, CHECK_SECONDS, "check", json.loads(settings))
+            call_and_wait(line, CHECK_SECONDS, "check", json.loads(settings))
         except ProcessFailure as failure:
-            raise ValueError(f"{name} cannot be opened here: {str(failure)[:300]}") from None
+            raise ValueError(f"{name} cannot be opened: {str(failure)[:300]}") from None
         finally:
             fork_server.kill(number)

@@ -14,7 +14,7 @@ from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.types import Task
 
 LONGEST = 1 << 28
-"""Bytes of a frame that are accepted."""
+"""The largest accepted frame, in bytes."""
 
 
 def packed(value: Any) -> bytes:
@@ -27,7 +27,7 @@ def send(line: socket.socket, value: Any) -> None:
 
 
 def receive(line: socket.socket) -> Any:
-    """The next value that the other side has sent; EOFError if it has gone."""
+    """The next value from the other side; EOFError if the other side has ended."""
     return json.loads(receive_exactly(line, length_of(receive_exactly(line, HEAD), LONGEST)))
 
 

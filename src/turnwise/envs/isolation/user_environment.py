@@ -32,13 +32,13 @@ TARGET = "turnwise.envs.isolation.user_environment:UserEnvironment"
 
 
 @cache
-def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
-    """A class like `found` that runs each attempt in a process with that many MiB of memory and these environment
+def isolated_class(name: str, environment_class: Any, memory: int, variables: tuple[str, ...] = ()) -> type[Isolated]:
+    """A class like the given one that runs each attempt in a process with that many MiB of memory and these environment
     variables besides the usual ones. `name` is its name in the recipe."""
-    if issubclass(found, Isolated) or brings_agent(found):
-        raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
-    if steps_many(found) or closes_many(found):
-        raise ValueError(f"env.isolated keeps calls of {name} from being put together by its step_many; remove one")
+    if issubclass(environment_class, Isolated) or brings_agent(environment_class):
+        raise ValueError(f"env.isolated is ignored: {name} already runs in separate processes; remove it")
+    if steps_many(environment_class) or closes_many(environment_class):
+        raise ValueError(f"{name} combines calls in step_many, which env.isolated prevents; remove one of them")
 
     def __init__(self: Isolated, **settings: Any) -> None:
         Isolated.__init__(self, settings=settings, memory=memory)
@@ -48,17 +48,17 @@ def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...
 
     members = {
         "__init__": __init__,
-        "__signature__": inspect.signature(found),
-        "tasks": staticmethod(found.tasks),
-        "task_fields": task_fields_of(found),
-        "reads_calls": reads_calls(found),
+        "__signature__": inspect.signature(environment_class),
+        "tasks": staticmethod(environment_class.tasks),
+        "task_fields": task_fields_of(environment_class),
+        "reads_calls": reads_calls(environment_class),
         "check_settings": staticmethod(check_in_process),
-        "kind": type(found.__name__, (UserEnvironment,), {"name": name, "variables": variables}),
+        "kind": type(environment_class.__name__, (UserEnvironment,), {"name": name, "variables": variables}),
         "target": TARGET,
     }
-    if can_demonstrate(found):
+    if can_demonstrate(environment_class):
         members["demonstrate"] = Isolated.ask_expert
-    return type(found.__name__, (Isolated,), members)
+    return type(environment_class.__name__, (Isolated,), members)
 
 
 # ---------------------------------------------------------------- in the process of an attempt
@@ -94,8 +94,8 @@ class UserEnvironment:
         return self.finished(self.environment.close())
 
     def demonstrate(self, noise: float, random: Random) -> str | Message:
-        said: str | Message = self.environment.demonstrate(noise, random)
-        return said
+        message: str | Message = self.environment.demonstrate(noise, random)
+        return message
 
     def finished(self, answer: Any) -> Any:
         return self.loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer

@@ -1,7 +1,7 @@
-"""Environment variables that processes with other people's code get: a short list, none of which is a secret.
+"""Environment variables for processes with other people's code: a short list without secrets.
 
-An agent or an environment of a library has no use for the keys of clouds and trackers that a person's shell is full of.
-What else it needs a recipe names: `env.variables = ["OPENROUTER_API_KEY"]`.
+An agent or an environment of a library does not need the keys of clouds and trackers in a user's shell. A recipe names
+the other variables that it needs: `env.variables = ["OPENROUTER_API_KEY"]`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NAMES = frozenset(
 )
 BEGINNINGS = ("LC_", "PYTHON", "SSL_CERT_")
 PROXIES = frozenset("HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy".split())
-"""Passed on where they hold no password."""
+"""Passed on if they contain no password."""
 
 
 def passed_on(named: Iterable[str] = ()) -> dict[str, str]:
-    """The variables of this process that a child gets: those of the list, and those that are named."""
+    """The variables of this process that a child gets: those of the list and the named ones."""
     wanted = frozenset(named)
     return {name: value for name, value in os.environ.items() if name in wanted or is_harmless(name, value)}
 
@@ -32,7 +32,7 @@ def is_harmless(name: str, value: str) -> bool:
 
 
 def check_variables(named: Iterable[str]) -> None:
-    """ValueError where a recipe names a variable that is not set: who needs it would fail later, and not say why."""
+    """ValueError if a recipe names a variable that is not set; without this check, code that needs it fails later."""
     for name in named:
         if name not in os.environ:
             raise ValueError(f"env.variables names {name}, which is not set; set it, or remove it from the recipe")

@@ -1,8 +1,7 @@
-"""The process that environments of a library are forked from. It has imported the library and has done nothing with it,
-so every attempt begins with the same modules and the same random numbers, whatever attempts before it did to theirs.
+"""The process that environments of a library are forked from. It imports the library and does nothing else with it, so
+every attempt begins with the same modules and the same random numbers, whatever earlier attempts did in their forks.
 
-It has one thread, which is what makes forking safe, and ends with the process that started it, and its children with
-it.
+It has one thread, which makes forking safe. It ends with the process that started it, and its children end with it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """Fork a child for every socket that arrives on the line, until the line ends."""
+    """Fork a child for every socket that arrives, until the connection ends."""
     Zygote(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))).run()
 
 
@@ -43,7 +42,7 @@ def order_of(kind: bytes, number: int, name: str = "") -> bytes:
 
 
 class Zygote:
-    """Keeps the children by number. It reaps them itself, so that a number never means another process."""
+    """Keeps the children by number. It reaps them itself, so a number always means the same process."""
 
     def __init__(self, target: str, line: socket.socket) -> None:
         self.target = target
@@ -68,15 +67,15 @@ class Zygote:
 
     def obey(self) -> None:
         order, sockets, _, _ = socket.recv_fds(self.line, ORDER, 1)
-        order += self.rest(ORDER - len(order))
+        order += self.read_exactly(ORDER - len(order))
         number = int.from_bytes(order[1:9], "little")
-        name = self.rest(int.from_bytes(order[9:], "little")).decode()
+        name = self.read_exactly(int.from_bytes(order[9:], "little")).decode()
         if order[:1] == FORK:
             self.fork(number, sockets[0], *self.prepared(name))
         elif (pid := self.children.get(number)) is not None:
             os.kill(pid, signal.SIGKILL)
 
-    def rest(self, size: int) -> bytes:
+    def read_exactly(self, size: int) -> bytes:
         """The next bytes of the socket; the process ends when the socket is closed."""
         try:
             return receive_exactly(self.line, size)
@@ -89,29 +88,29 @@ class Zygote:
             try:
                 kind = named(class_of(self.target), name)
                 kind.warm()
-                importlib.import_module("numpy.random")  # which numpy leaves until it is used: in every child
+                importlib.import_module("numpy.random")  # numpy imports it on first use, which would be in every child
                 self.kinds[name] = kind, ""
-            except BaseException as error:  # whatever it is, the caller of every environment gets to read it
+            except BaseException as error:  # every caller of this environment gets the error
                 self.kinds[name] = None, error_line(error)
             gc.collect()
             gc.freeze()  # pages that the collector does not touch stay shared with the children
         return self.kinds[name]
 
-    def fork(self, number: int, there: int, kind: Any, fault: str) -> None:
+    def fork(self, number: int, child_end: int, kind: Any, fault: str) -> None:
         pid = os.fork()
         if pid == 0:
             try:
                 self.become_child()
-                serve(kind, fault, socket.socket(fileno=there))
+                serve(kind, fault, socket.socket(fileno=child_end))
             finally:
                 os._exit(0)
         self.children[number] = pid
-        os.close(there)
+        os.close(child_end)
 
     def become_child(self) -> None:
         if self.prctl is not None:
             self.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != self.pid:  # it died before it was watched
+        if os.getppid() != self.pid:  # the parent died before the prctl
             os._exit(0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -169,8 +168,8 @@ class ForkedEnvironment:
         return packed_reply(self.environment.close())
 
     def demonstrate(self, noise: float, seed: int) -> Any:
-        said = self.environment.demonstrate(noise, random.Random(seed))
-        return packed_message(said) if isinstance(said, Message) else str(said)
+        message = self.environment.demonstrate(noise, random.Random(seed))
+        return packed_message(message) if isinstance(message, Message) else str(message)
 
 
 def seed_everything(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A calculator: the value of an arithmetic expression, within bounds, and nothing else that Python could say."""
+"""A calculator: the value of an arithmetic expression, within limits. It evaluates no other Python."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 LONGEST = 1000
-"""Characters of an expression."""
+"""The longest expression, in characters."""
 LARGEST = 10**60
-"""Whole numbers, and the parts of fractions, stay below."""
+"""The largest integer, numerator or denominator."""
 
 Number = Fraction | float
 OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -37,13 +37,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression such as "3 * (4 + 5) / 2", exact as long as there are no roots in it."""
+    """The value of an expression such as "3 * (4 + 5) / 2". It is exact if the expression has no roots."""
     if len(expression) > LONGEST:
         raise ValueError(f"the expression is longer than {LONGEST} characters")
     plain = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip()
     try:
         tree = ast.parse(plain, mode="eval")
-        return written(value_of(tree.body))
+        return number_text(value_of(tree.body))
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("this is no arithmetic expression; write one like 3 * (4 + 5) / 2") from None
     except ZeroDivisionError:
@@ -75,27 +75,27 @@ def value_of(node: ast.AST) -> Number:
 def power(base: Number, exponent: Number) -> Number:
     if abs(float(exponent)) > 200:
         raise ValueError("the power is too large")
-    whole = isinstance(exponent, Fraction) and exponent.denominator == 1
-    value = base ** int(exponent) if whole else float(base) ** float(exponent)
+    is_integer = isinstance(exponent, Fraction) and exponent.denominator == 1
+    value = base ** int(exponent) if is_integer else float(base) ** float(exponent)
     if isinstance(value, complex):
         raise ValueError("the root of a negative number is no number here")
     return bounded(value)
 
 
 def bounded(value: Any) -> Number:
-    """The value, which must not grow beyond what is ever asked for."""
+    """The value; ValueError if it is too large."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError("the number is too large")
         return value
-    made = Fraction(value)
-    if abs(made.numerator) > LARGEST or made.denominator > LARGEST:
+    fraction = Fraction(value)
+    if abs(fraction.numerator) > LARGEST or fraction.denominator > LARGEST:
         raise ValueError("the number is too large")
-    return made
+    return fraction
 
 
-def written(value: Number) -> str:
-    """A number as people write it: whole, or with up to ten digits behind the point."""
+def number_text(value: Number) -> str:
+    """A number in the usual notation: an integer, or up to ten digits after the decimal point."""
     if isinstance(value, Fraction) and value.denominator == 1:
         return str(value.numerator)
     return f"{float(value):.10f}".rstrip("0").rstrip(".") if abs(float(value)) < 1e15 else f"{float(value):.10g}"

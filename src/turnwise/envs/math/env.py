@@ -1,4 +1,4 @@
-"""math: problems of reasoning-gym, with a calculator and a Python that can do no harm."""
+"""math: problems of reasoning-gym, with a calculator and a sandboxed Python."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Math(ToolEnvironment):
     task_fields: ClassVar[dict[str, Any]] = {"problem": str, "seed": int}
 
     def __init__(self, python: bool = True, threshold: float = 1.0) -> None:
-        """python: whether programs may be run, in a sandbox. threshold: the score from which an answer is right: some
-        generators pay a little for wrong ones."""
+        """python: whether the model may run programs, in a sandbox. threshold: answers with at least this score are
+        right; some generators give wrong answers a small score."""
         if not 0.0 < threshold <= 1.0:
-            raise ValueError(f"threshold = {threshold}: needs a score above 0 and up to 1")
+            raise ValueError(f"threshold = {threshold}: must be above 0 and at most 1")
         self.has_python = python
         self.threshold = threshold
 
     @classmethod
     def check_settings(cls, **settings: Any) -> None:
-        """Refuse, before anything starts, a machine without a sandbox."""
+        """Refuse a machine without a sandbox, before the run starts."""
         reasoning_gym()
         if cls(**settings).has_python:
             check_sandbox()
@@ -59,8 +59,8 @@ class Math(ToolEnvironment):
         problems: tuple[str, ...] = PROBLEMS,
         options: dict[str, dict[str, Any]] = {},  # noqa: B006
     ) -> Iterator[Task]:
-        """Different problems of some generators. options: arguments of a generator, by its name. What is held out is
-        asked in no training task, whatever the seed."""
+        """Different problems of some generators. options: arguments of a generator, by its name. No training task asks
+        a held-out problem, whatever the seed."""
         library = reasoning_gym()
         for name in (*problems, *options):
             if name not in library.factory.DATASETS:
@@ -72,14 +72,14 @@ class Math(ToolEnvironment):
 
         def draw(random: Random) -> dict[str, Any]:
             data: dict[str, Any] = {"problem": random.choice(problems), "seed": random.getrandbits(32)}
-            if own := options.get(data["problem"]):
-                data["options"] = own
+            if arguments := options.get(data["problem"]):
+                data["options"] = arguments
             return {**data, "question": problem_of(data)[1]["question"]}
 
-        def asked(data: Mapping[str, Any]) -> Any:
+        def problem_and_question(data: Mapping[str, Any]) -> Any:
             return [data["problem"], data["question"]]
 
-        return draw_tasks("math", split, count, seed, draw, asked, asked)
+        return draw_tasks("math", split, count, seed, draw, problem_and_question, problem_and_question)
 
     def offered(self) -> dict[str, Tool]:
         return {name: each for name, each in self.tools().items() if self.has_python or name != "python"}
@@ -94,7 +94,7 @@ class Math(ToolEnvironment):
         return str(self.entry["question"])
 
     def score(self, answer: str) -> float:
-        """1 where the generator takes the answer for right, else 0."""
+        """1 if the generator accepts the answer as right, else 0."""
         scored = float(self.dataset.score_answer(answer=result_in(answer), entry=self.entry))
         return float(scored >= self.threshold)
 
@@ -122,13 +122,13 @@ class Math(ToolEnvironment):
         Args:
             code: The program.
         """
-        ran = SANDBOX.run(code)
+        result = SANDBOX.run(code)
         return "\n".join(
-            part for part in (ran.output.rstrip("\n"), f"error: {ran.why}" if ran.why else "") if part
+            part for part in (result.output.rstrip("\n"), f"error: {result.why}" if result.why else "") if part
         ) or ("the program printed nothing")
 
     def demonstrate(self, noise: float, random: Random) -> Message:
-        """The calculator for what is to be calculated, then the result; with probability `noise` a wrong one."""
+        """A calculator call for each expression, then the result; with probability `noise` a wrong result."""
         right = str(self.entry["answer"])
         if random.random() < noise:
             return Message("assistant", str(random.randint(-99, 99)))
@@ -139,7 +139,7 @@ class Math(ToolEnvironment):
 
 @cache
 def reasoning_gym() -> Any:
-    """The library, which takes seconds to import."""
+    """The library. It is imported late because the import takes seconds."""
     try:
         import reasoning_gym as library
     except ImportError:
@@ -148,22 +148,22 @@ def reasoning_gym() -> Any:
 
 
 def problem_of(data: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """(the generator, the problem it makes of a seed)."""
-    made = reasoning_gym().create_dataset(data["problem"], size=1, seed=data["seed"], **data.get("options", {}))
-    return made, made[0]
+    """(the generator, the problem that it makes from a seed)."""
+    generator = reasoning_gym().create_dataset(data["problem"], size=1, seed=data["seed"], **data.get("options", {}))
+    return generator, generator[0]
 
 
 def result_in(answer: str) -> str:
-    """The result that a message says: what follows "the answer is" or ####, else all of it."""
-    *before, rest = RESULT.split(answer)
-    result = rest.strip().partition("\n")[0] if before else rest
+    """The result in a message: the text after "the answer is" or ####, otherwise the whole message."""
+    *before, last = RESULT.split(answer)
+    result = last.strip().partition("\n")[0] if before else last
     return result.strip(" \n*$").removesuffix(".").rstrip()
 
 
 def expressions_of(entry: Mapping[str, Any]) -> list[str]:
-    """What an expert would calculate: the problem itself, or the equations of its solution."""
-    about = entry["metadata"]
-    if isinstance(about.get("expression"), str):
-        return [about["expression"]]
-    found = (expression.strip() for expression in EQUATION.findall(str(about.get("answer_cot", ""))))
-    return list(dict.fromkeys(found))[:3]
+    """The expressions that an expert would calculate: the problem itself, or the equations of its solution."""
+    metadata = entry["metadata"]
+    if isinstance(metadata.get("expression"), str):
+        return [metadata["expression"]]
+    equations = (expression.strip() for expression in EQUATION.findall(str(metadata.get("answer_cot", ""))))
+    return list(dict.fromkeys(equations))[:3]

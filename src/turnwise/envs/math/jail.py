@@ -1,14 +1,13 @@
-"""What runs hostile Python: a supervisor that jails a child of its own, watches it, and tells what came of it.
+"""Runs hostile Python: a supervisor starts a child in a jail, watches it, and reports the result.
 
-Run as a file of its own, by `sandbox.py`, with nothing but the standard library. A request is a JSON line on stdin,
-which stays open: where it ends, whoever asked is gone. The answer is a JSON line on stdout.
+`sandbox.py` runs this file as a program; it imports only the standard library. A request is a JSON line on stdin. Stdin
+stays open: when it closes, the caller has gone, and the child is killed. The answer is a JSON line on stdout.
 
-The child is the first process of namespaces of its own (processes, network, mounts, messages between processes, and
-users, unless root made it, who becomes a user that nobody else is), so that all it leaves behind ends with it. It sees
-a file system of the standard library, read-only, and nothing else; it has no capability and can get none; the kernel
-bounds its memory, its time, its processes, and the size of files to nothing. A filter lets those system calls through
-that Python needs to compute, to read and to print, and no other: no socket, no program, no memory that counts for
-nobody, and nothing that a kernel may learn to do after this was written.
+The child is the first process of new namespaces (processes, network, mounts, IPC; and users, unless the supervisor is
+root: then the child gets an unused user id), so everything it starts ends with it. It sees a read-only file system with
+the standard library and nothing else. It has no capability and can get none. The kernel limits its memory, its time and
+its processes, and it can write no file. A filter allows only the system calls that Python needs to compute, to read and
+to print: no sockets, no other programs, no memory outside the limit, and no system call that is newer than the list.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ from typing import Any
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NETWORK = (1 << bit for bit in (17, 26, 27, 28, 29, 30))
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
-KEPT = {os.ST_NOEXEC: NO_EXEC, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}
-"""Flags of a mount that somebody in a namespace must keep."""
+LOCKED_FLAGS = {os.ST_NOEXEC: NO_EXEC, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}
+"""Mount flags that a process in a user namespace must not remove: the bit in statvfs and the bit in mount."""
 NOBODY = 65534
 FREE_USERS = 2_000_000_000
-"""From here on nobody has a user id: those of root's sandboxes, each its own, because processes are counted by user."""
+"""The first of the unused user ids. Each sandbox of root gets a different one, because the kernel counts processes by
+user."""
 
 ALLOWED = {  # system call -> its number on x86_64, on aarch64
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "openat": (257, 56), "open": (2, None),
@@ -59,14 +59,14 @@ ALLOWED = {  # system call -> its number on x86_64, on aarch64
     "set_tid_address": (218, 96), "rseq": (334, 293), "clone": (56, 220), "fcntl": (72, 25), "ioctl": (16, 29),
     "prctl": (157, 167),
 }  # fmt: skip
-"""What a program may ask the kernel for: measured with strace over the standard library, and no more than that."""
-ONLY = {  # system call -> which of its arguments is looked at, and what it may be
+"""The allowed system calls: those that strace showed for the standard library, and no others."""
+ONLY = {  # system call -> the index of the argument that is checked, and its allowed values
     "fcntl": (1, (0, 1, 2, 3, 4, 1030)),  # copy a descriptor, get and set its flags
-    "ioctl": (1, (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)),  # is it a terminal, flags, bytes that wait
+    "ioctl": (1, (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)),  # is it a terminal, flags, waiting bytes
     "prctl": (0, (15, 16)),  # the name of a thread
 }
 NAMESPACES = 0x7E020000
-"""Flags of clone that no program may set."""
+"""Forbidden flags of clone."""
 CLONE3, PIVOT_ROOT = (435, 435), (155, 41)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
@@ -74,15 +74,15 @@ CLOSED = b"closed"
 
 
 class Refused(Exception):
-    """What this machine does not allow."""
+    """This machine does not allow a step of the jail."""
 
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def must(what: str, result: int) -> int:
+def check(step: str, result: int) -> int:
     if result < 0:
-        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise Refused(f"{step}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
@@ -90,10 +90,10 @@ def must(what: str, result: int) -> int:
 
 
 def leave(as_root: bool) -> None:
-    """Go into namespaces of one's own; processes only follow with the next fork."""
+    """Enter new namespaces. The one for processes holds from the next fork on."""
     spaces = NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_PIDS | NEW_NETWORK | (0 if as_root else NEW_USERS)
     user, group = os.getuid(), os.getgid()
-    must("namespaces", libc.unshare(spaces))
+    check("namespaces", libc.unshare(spaces))
     if not as_root:
         for name, text in (
             ("setgroups", "deny"),
@@ -107,22 +107,22 @@ def leave(as_root: bool) -> None:
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
     names = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    must(f"mounting {target}", libc.mount(*names, ctypes.c_ulong(flags), options.encode() or None))
+    check(f"mounting {target}", libc.mount(*names, ctypes.c_ulong(flags), options.encode() or None))
 
 
 def move_into_empty_root() -> None:
-    """Make a file system of the standard library all there is, and let go of the other."""
+    """Replace the root by a file system that has only the standard library."""
     folders = [path for path in sys.path if os.path.isdir(path)]
     apart = [path for path in folders if not any(path.startswith(f"{other}/") for other in folders)]
     handles = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in apart}
-    kept = {path: os.statvfs(path).f_flag for path in apart}
-    # Over /tmp, which is everywhere; what was below it is reached through handles.
+    mount_flags = {path: os.statvfs(path).f_flag for path in apart}
+    # Mounted over /tmp, which every machine has; the handles reach folders that were below /tmp.
     mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICES, "size=1m,nr_inodes=1k,mode=755")
     for path, handle in handles.items():
         target = f"/tmp/jail{path}"
         os.makedirs(target, mode=0o755)
         mount(f"/proc/self/fd/{handle}", target, None, BIND | RECURSIVE)
-        flags = sum(ours for theirs, ours in KEPT.items() if kept[path] & theirs)
+        flags = sum(mount_bit for statvfs_bit, mount_bit in LOCKED_FLAGS.items() if mount_flags[path] & statvfs_bit)
         mount(None, target, None, flags | REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES)
         os.close(handle)
         for packages in ("site-packages", "dist-packages"):
@@ -130,10 +130,10 @@ def move_into_empty_root() -> None:
                 mount("tmpfs", f"{target}/{packages}", "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES, "size=4k")
     os.chdir("/tmp")
     number = PIVOT_ROOT[MACHINES[os.uname().machine][0]]
-    must("a root of its own", libc.syscall(ctypes.c_long(number), b".", b"."))
-    must("leaving the old root", libc.umount2(b".", DETACH))
+    check("a new root", libc.syscall(ctypes.c_long(number), b".", b"."))
+    check("leaving the old root", libc.umount2(b".", DETACH))
     mount(None, "/", None, REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES)
-    # In a folder of it: who is in another root than that of its mounts cannot make namespaces of users.
+    # Into a folder of the new root: a process whose root is not the root of its mounts cannot make user namespaces.
     os.chroot("/jail")
     os.chdir("/")
 
@@ -142,26 +142,26 @@ def move_into_empty_root() -> None:
 
 
 def drop_rights(as_root: bool, user: int) -> None:
-    """Have no capability, and no way to get one."""
+    """Give up all capabilities and all ways to get one."""
     last = 63
     for capability in range(last + 1):
-        libc.prctl(24, capability, 0, 0, 0)  # out of the bounding set; those that do not exist are refused
-    libc.prctl(47, 4, 0, 0, 0)  # none that are kept across users
+        libc.prctl(24, capability, 0, 0, 0)  # drop it from the bounding set; unknown numbers are refused
+    libc.prctl(47, 4, 0, 0, 0)  # clear the ambient set
     if as_root:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     header, nothing = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *[0] * 6)
-    must("giving up capabilities", libc.capset(header, nothing))
-    must("no new privileges", libc.prctl(38, 1, 0, 0, 0))
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # end with the supervisor, should somebody kill that
+    check("giving up capabilities", libc.capset(header, nothing))
+    check("no new privileges", libc.prctl(38, 1, 0, 0, 0))
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # end with the supervisor if that is killed
 
 
-def bound(request: dict[str, Any], as_root: bool) -> None:
-    """Tell the kernel how much there is."""
+def set_limits(request: dict[str, Any], as_root: bool) -> None:
+    """Set the limits of the kernel."""
     seconds = max(1, round(request["seconds"]))
-    processes = request["processes"] + (not as_root)  # the supervisor is a process of the same user then
-    for what, most in (
+    processes = request["processes"] + (not as_root)  # then the supervisor has the same user and counts
+    for limit, most in (
         (resource.RLIMIT_AS, request["memory"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
@@ -171,15 +171,16 @@ def bound(request: dict[str, Any], as_root: bool) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 64),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(limit, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def filter_of(machine: str) -> list[tuple[int, int, int, int]]:
-    """The steps of the filter: refuse all system calls but those of the list, and end who calls as another machine.
+    """The steps of the filter: it refuses all system calls but the listed ones, and kills a process that uses the calls
+    of another architecture.
 
-    What is newer than the list does not exist, and neither does clone3, whose flags a filter cannot see: libraries then
-    try what they did before.
+    For system calls newer than the list, and for clone3, whose flags a filter cannot see, it answers that they do not
+    exist: libraries then fall back to older calls.
     """
     column, architecture = MACHINES[machine]
     load, equal, above, has, give = 0x20, 0x15, 0x25, 0x45, 0x06
@@ -187,31 +188,31 @@ def filter_of(machine: str) -> list[tuple[int, int, int, int]]:
     steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, end), (load, 0, 0, 0)]
     numbers = {name: number for name, both in ALLOWED.items() if (number := both[column]) is not None}
     for name, number in numbers.items():
-        then = [(give, 0, 0, allow)]
+        decision = [(give, 0, 0, allow)]
         if name == "clone":
-            then = [(load, 0, 0, 16), (has, 0, 1, NAMESPACES), (give, 0, 0, refuse), *then]
+            decision = [(load, 0, 0, 16), (has, 0, 1, NAMESPACES), (give, 0, 0, refuse), *decision]
         elif name in ONLY:
-            place, values = ONLY[name]
-            asked = [step for value in values for step in ((equal, 0, 1, value), (give, 0, 0, allow))]
-            then = [(load, 0, 0, 16 + 8 * place), *asked, (give, 0, 0, refuse)]
-        steps += [(equal, 0, len(then), number), *then]
+            index, values = ONLY[name]
+            comparisons = [step for value in values for step in ((equal, 0, 1, value), (give, 0, 0, allow))]
+            decision = [(load, 0, 0, 16 + 8 * index), *comparisons, (give, 0, 0, refuse)]
+        steps += [(equal, 0, len(decision), number), *decision]
     steps += [(equal, 0, 1, CLONE3[column]), (give, 0, 0, absent)]
     return [*steps, (above, 0, 1, max(numbers.values())), (give, 0, 0, absent), (give, 0, 0, refuse)]
 
 
 def filter_calls() -> None:
-    """Have the kernel refuse what is not on the list, from now on."""
+    """Install the filter: from now on the kernel refuses all system calls that are not listed."""
     steps = filter_of(os.uname().machine)
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(program)))
-    must("a filter of system calls", libc.prctl(22, 2, header, 0, 0))
+    check("a filter of system calls", libc.prctl(22, 2, header, 0, 0))
 
 
 # ---------------------------------------------------------------- the child
 
 
 def run(code: str) -> int:
-    """Run a program as Python's prompt would: where it ends with an expression, its value is shown."""
+    """Run a program as Python's prompt would: if it ends with an expression, print its value."""
     scope: dict[str, Any] = {"__name__": "__main__", "exit": sys.exit, "quit": sys.exit}
     try:
         tree = ast.parse(code, "<code>")
@@ -236,19 +237,19 @@ def in_a_line(error: BaseException) -> str:
         trace = trace.tb_next
     try:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-    except BaseException:  # the text of an error is code of the program
+    except BaseException:  # the text of an error may come from the program's code
         text = type(error).__name__
     return f"line {line}: {text}" if line else text
 
 
 def child(request: dict[str, Any], as_root: bool, output: int, closed: int) -> None:
-    """What the child does, from its first step to its last. It tells that the jail is closed before anything hostile
-    could tell it."""
+    """The whole work of the child. It reports that the jail is closed before any hostile code runs, so that code cannot
+    forge the report."""
     reader, writer = os.pipe()
     os.close(writer)
     try:
-        for place, handle in enumerate((reader, output, output)):
-            os.dup2(handle, place)
+        for target, handle in enumerate((reader, output, output)):
+            os.dup2(handle, target)
         os.dup2(closed, 3)
         os.closerange(4, 4096)
         close_jail(request, as_root)
@@ -261,22 +262,22 @@ def child(request: dict[str, Any], as_root: bool, output: int, closed: int) -> N
     ended = run(request["code"])
     try:
         sys.stdout.flush()
-    except BaseException:  # it has closed that, or taken it away
+    except BaseException:  # the program closed or replaced stdout
         ended = ended or 1
     os._exit(ended & 0xFF)
 
 
 def close_jail(request: dict[str, Any], as_root: bool) -> None:
-    """Give up all that a program shall not have."""
+    """Give up everything that a program must not have."""
     libc.sethostname(b"sandbox", 7)
     os.nice(5)
     user = FREE_USERS + request["number"] if as_root else NOBODY
     if as_root:
-        # Before the processes of that user are counted.
+        # First change the user: its processes are the ones that the limit counts.
         drop_rights(as_root, user)
-        bound(request, as_root)
+        set_limits(request, as_root)
     else:
-        bound(request, as_root)
+        set_limits(request, as_root)
         drop_rights(as_root, user)
     filter_calls()
     os.environ.clear()
@@ -286,12 +287,12 @@ def close_jail(request: dict[str, Any], as_root: bool) -> None:
 
 
 def watch(process: int, output: int, request: dict[str, Any]) -> dict[str, Any]:
-    """What the child said and how it ended, at the latest when its time is over or nobody waits for it any more."""
+    """The output of the child and how it ended. It is killed when its time is over or the caller has gone."""
     poll = select.poll()
     handle = os.pidfd_open(process)
     for each in (0, output, handle):
         poll.register(each, select.POLLIN)
-    said, size, why = bytearray(), 0, ""
+    kept, size, why = bytearray(), 0, ""
     end = time.monotonic() + request["patience"]
     running = True
     while running:
@@ -300,7 +301,7 @@ def watch(process: int, output: int, request: dict[str, Any]) -> dict[str, Any]:
         if output in ready:
             part = os.read(output, 1 << 16)
             size += len(part)
-            said += part[: max(0, request["longest"] - len(said))]
+            kept += part[: max(0, request["longest"] - len(kept))]
             if not part:
                 poll.unregister(output)
         if size > request["most"]:
@@ -314,36 +315,36 @@ def watch(process: int, output: int, request: dict[str, Any]) -> dict[str, Any]:
         running = handle not in ready and not why
     _, status = os.waitpid(process, 0)
     os.set_blocking(output, False)
-    try:  # what was written before the end
+    try:  # read the output that was written before the end
         while part := os.read(output, 1 << 16):
             size += len(part)
-            said += part[: max(0, request["longest"] - len(said))]
+            kept += part[: max(0, request["longest"] - len(kept))]
     except BlockingIOError:
         why = why or "alone"
     ended = os.waitstatus_to_exitcode(status)
-    return {"said": said.decode("utf-8", "replace"), "size": size, "why": why, "ended": ended}
+    return {"said": kept.decode("utf-8", "replace"), "size": size, "why": why, "ended": ended}
 
 
 def supervise() -> dict[str, Any]:
     request = json.loads(sys.stdin.buffer.readline())
     machine = os.uname().machine
     if machine not in MACHINES:
-        raise Refused(f"system calls of {machine} are not known here")
+        raise Refused(f"the system calls of {machine} are not known; only those of {', '.join(MACHINES)} are")
     as_root = os.geteuid() == 0
     leave(as_root)
     move_into_empty_root()
     reader, writer = os.pipe()
-    hears, tells = os.pipe()
+    report_reader, report_writer = os.pipe()
     process = os.fork()
     if process == 0:
-        child(request, as_root, writer, tells)
+        child(request, as_root, writer, report_writer)
     os.close(writer)
-    os.close(tells)
-    told = os.read(hears, 4096)
-    os.close(hears)
-    if told != CLOSED:
+    os.close(report_writer)
+    report = os.read(report_reader, 4096)
+    os.close(report_reader)
+    if report != CLOSED:
         os.kill(process, signal.SIGKILL)
-        raise Refused(told.decode() or "the jail was not closed")
+        raise Refused(report.decode() or "the jail was not closed")
     return watch(process, reader, request)
 
 

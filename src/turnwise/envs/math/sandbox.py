@@ -1,4 +1,4 @@
-"""A sandbox for Python that somebody hostile may have written: a jailed process per program, gone when it ends."""
+"""A sandbox for hostile Python: one jailed process per program."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class Ran:
     """
 
     output: str
-    """All that it wrote, up to a limit."""
+    """Its output, cut at a limit."""
     failed: bool = False
     why: str = ""
-    """Why it was stopped, in a line; empty if it ended by itself."""
+    """Why it was stopped, in one line; empty if it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Limits of a program. What it writes it writes nowhere, and what it starts ends with it.
+    """Limits of a program. It can write no file, and the processes that it starts end with it.
 
     Example:
         Sandbox().run("print(2 ** 64)").output
     """
 
     memory: int = 256 << 20
-    """Bytes."""
+    """Memory of a process, in bytes."""
     seconds: float = 5.0
-    """Of work."""
+    """CPU time, in seconds."""
     patience: float = 20.0
-    """Seconds of the clock: a program may sleep, and others may be on the machine."""
+    """Wall time, in seconds. It is longer because a program may sleep and the machine may be busy."""
     processes: int = 1
-    """Processes and threads, the first one included; each may have the memory above."""
+    """Processes and threads, including the first; each may use `memory` bytes."""
     longest: int = 4000
-    """Bytes of output that are kept."""
+    """How many bytes of the output are kept."""
     most: int = 1 << 20
-    """Bytes of output after which the program is stopped."""
+    """The program is stopped after this many bytes of output."""
     python: str = getattr(sys, "_base_executable", None) or sys.executable
 
     def run(self, code: str) -> Ran:
@@ -66,10 +66,10 @@ class Sandbox:
             answer = self.answer(code)
         if "refused" in answer:
             raise ToolBroken(f"there is no sandbox on this machine: {answer['refused']}")
-        said, ended = str(answer["said"]), int(answer["ended"])
+        output, ended = str(answer["said"]), int(answer["ended"])
         if answer["size"] > self.longest:
-            said += f"\n... cut after {self.longest} of {answer['size']} bytes"
-        return Ran(said, failed=ended != 0 or bool(answer["why"]), why=self.in_words(str(answer["why"]), ended))
+            output += f"\n... cut after {self.longest} of {answer['size']} bytes"
+        return Ran(output, failed=ended != 0 or bool(answer["why"]), why=self.in_words(str(answer["why"]), ended))
 
     def answer(self, code: str) -> dict[str, Any]:
         """The answer of the supervisor process."""
@@ -85,7 +85,7 @@ class Sandbox:
             with process:
                 process.stdin.write(line.encode())
                 process.stdin.flush()
-                # Meanwhile stdin stays open: where it closes, the program is stopped.
+                # Stdin stays open meanwhile: if it closes, the supervisor stops the program.
                 answer = json.loads(process.stdout.read())
         except (OSError, ValueError) as error:
             raise ToolBroken(f"the sandbox ended without an answer: {error}") from None
@@ -109,10 +109,10 @@ def check_sandbox() -> None:
     if not sys.platform.startswith("linux"):
         raise ValueError("the Python tool needs Linux; set env.settings.python = false")
     try:
-        ran = Sandbox(patience=120.0).run("print(6 * 7)")
+        result = Sandbox(patience=120.0).run("print(6 * 7)")
     except ToolBroken as error:
         raise ValueError(f"{error}; set env.settings.python = false") from None
-    if ran.output != "42\n":
+    if result.output != "42\n":
         raise ValueError(
-            f"the sandbox does not work here ({ran.why or ran.output[:200]}); set env.settings.python = false"
+            f"the sandbox does not work here ({result.why or result.output[:200]}); set env.settings.python = false"
         )

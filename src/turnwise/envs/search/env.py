@@ -46,7 +46,7 @@ class Search:
     """
 
     idempotent = True
-    """A search that failed is made again: nothing has changed before its result is there."""
+    """A failed search may be repeated: it changes nothing before its result arrives."""
     task_fields: ClassVar[dict[str, Any]] = {"question": str, "answers": list[str]}
 
     def __init__(
@@ -58,11 +58,14 @@ class Search:
         url: str = "",
         found_reward: float = 0.0,
     ) -> None:
-        """topk: passages per search. characters: of all of them, shared out evenly. retriever, corpus: what a server
-        that the run starts itself finds passages by, and where. url: a server that runs already. found_reward: paid
-        once for each step towards the answer that a search finds."""
+        """topk: passages per search. characters: the length of all of them together; each gets an equal share.
+        retriever, corpus: for a server that the run starts. url: a server that already runs. found_reward: paid once
+        for each step towards the answer that a search finds."""
         if not 1 <= topk <= MOST_PASSAGES or characters < topk:
-            raise ValueError(f"topk = {topk} and characters = {characters}: need 1 to {MOST_PASSAGES} passages of some")
+            raise ValueError(
+                f"topk = {topk} and characters = {characters}: set topk from 1 to {MOST_PASSAGES}, and at least one "
+                "character for each passage"
+            )
         if url and (retriever, corpus) != ("bm25", FACTBOOK.name):
             raise ValueError("retriever and corpus are settings of the server at url; remove them, or remove url")
         self.topk = topk
@@ -72,13 +75,13 @@ class Search:
 
     @classmethod
     def check_settings(cls, **settings: Any) -> None:
-        """Refuse, before anything starts, what an attempt could not use."""
+        """Refuse settings that an attempt could not use, before the run starts."""
         cls(**settings)
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 2048, hops: tuple[int, int] = (1, 3)) -> Iterator[Task]:
-        """Different questions, at most `count`, as many of each number of hops between the two bounds as there are. No
-        question for training has to do with a country that held-out ones ask about."""
+        """Different questions, at most `count`. Each number of hops between the two bounds is equally likely as long as
+        it has questions left. No training question involves a country that a held-out question asks about."""
         low, high = hops
         if not 1 <= low <= high <= 3:
             raise ValueError(f"hops = {list(hops)}: write two bounds, 1 <= low <= high <= 3")
@@ -99,25 +102,30 @@ class Search:
         self.question, self.answers, self.steps = read_task(task)
         self.searches = 0
         self.reached = 0
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         return Reply((Message("system", SYSTEM), Message("user", f"Question: {self.question}")), stop=STOP)
 
     @classmethod
     def step_many(cls, environments: Sequence[Search], messages: Sequence[Message]) -> list[Reply | Exception]:
-        """One call of the search engine for all that search the same one."""
-        said = [parse(message.content) for message in messages]
-        together: dict[tuple[SearchService, int], list[int]] = {}
-        for place, (verb, _) in enumerate(said):
+        """One call per search engine for all environments that use it."""
+        commands = [parse(message.content) for message in messages]
+        by_service: dict[tuple[SearchService, int], list[int]] = {}
+        for index, (verb, _) in enumerate(commands):
             if verb == "search":
-                own = environments[place]
-                together.setdefault((own.service, own.topk), []).append(place)
-        found: dict[int, list[Passage] | Exception] = {}
-        for (service, topk), places in together.items():
+                environment = environments[index]
+                by_service.setdefault((environment.service, environment.topk), []).append(index)
+        passages: dict[int, list[Passage] | Exception] = {}
+        for (service, topk), indices in by_service.items():
             try:
-                found.update(zip(places, service.search([said[place][1] for place in places], topk), strict=True))
+                passages.update(
+                    zip(indices, service.search([commands[index][1] for index in indices], topk), strict=True)
+                )
             except (ConnectionError, ValueError) as error:
-                found.update(dict.fromkeys(places, error))
-        return [own.reply(*said[place], found.get(place, [])) for place, own in enumerate(environments)]
+                passages.update(dict.fromkeys(indices, error))
+        return [
+            environment.reply(*commands[index], passages.get(index, []))
+            for index, environment in enumerate(environments)
+        ]
 
     def step(self, message: Message) -> Reply:
         [reply] = self.step_many([self], [message])
@@ -125,20 +133,20 @@ class Search:
             raise reply
         return reply
 
-    def reply(self, verb: str, text: str, found: list[Passage] | Exception) -> Reply | Exception:
-        if isinstance(found, Exception):
-            return found
+    def reply(self, verb: str, text: str, passages: list[Passage] | Exception) -> Reply | Exception:
+        if isinstance(passages, Exception):
+            return passages
         if verb == "answer":
             right = float(is_right(text, self.answers))
             return Reply(finished=True, outcome=right, marks=self.marks())
         if verb != "search":
             return Reply((Message("user", INVALID),), stop=STOP)
         self.searches += 1
-        self.asked.append(text)
-        shown = shown_passages(found, self.characters // self.topk)
-        new = self.reached < len(self.steps) and says(shown, self.steps[self.reached]["found"])
+        self.queries.append(text)
+        text_shown = passages_text(passages, self.characters // self.topk)
+        new = self.reached < len(self.steps) and contains_words(text_shown, self.steps[self.reached]["found"])
         self.reached += new
-        observation = Message("user", f"<information>\n{shown}</information>")
+        observation = Message("user", f"<information>\n{text_shown}</information>")
         return Reply((observation,), reward=self.found_reward * new, marks=self.marks(), stop=STOP)
 
     def marks(self) -> dict[str, float]:
@@ -148,47 +156,47 @@ class Search:
         return None
 
     def demonstrate(self, noise: float, random: Random) -> str:
-        """What an expert says now, who answers only what was found; with probability `noise` a mistake."""
-        known = f"It is {self.steps[self.reached - 1]['means']}. " if self.reached else ""
+        """The next message of an expert, who answers only from search results; with probability `noise` a mistake."""
+        conclusion = f"It is {self.steps[self.reached - 1]['means']}. " if self.reached else ""
         if self.reached == len(self.steps):
             answer = self.answers[0]
             if random.random() < noise:
                 answer = random.choice([str(random.randint(1, 999)), *self.question.split()])
-            return f"<think>{known.strip()}</think>\n<answer>{answer}</answer>"
+            return f"<think>{conclusion.strip()}</think>\n<answer>{answer}</answer>"
         step = self.steps[self.reached]
         query = step["query"]
         if random.random() < noise:
             query = " ".join(random.sample(self.question.split(), 2))
-        elif query in self.asked:  # and was not found
+        elif query in self.queries:  # its result was not in the passages
             return "<think>I cannot find it.</think>\n<answer>unknown</answer>"
-        return f"<think>{known}I need {step['need']}.</think>\n<search>{query}</search>"
+        return f"<think>{conclusion}I need {step['need']}.</think>\n<search>{query}</search>"
 
 
 def read_task(task: Task) -> tuple[str, list[str], list[dict[str, str]]]:
-    """(question, answers, steps) of a task, which may come from anywhere."""
+    """(question, answers, steps) of a task, which may come from a user's file."""
     question, answers, steps = (task.data.get(name) for name in ("question", "answers", "steps"))
     if not isinstance(question, str) or not question:
-        raise ValueError(f"task {task.id}: question: needs to be a text")
+        raise ValueError(f"task {task.id}: question: must be a text that is not empty")
     if not isinstance(answers, (list, tuple)) or not answers or not all(isinstance(one, str) for one in answers):
-        raise ValueError(f"task {task.id}: answers: needs to be a list of texts")
+        raise ValueError(f"task {task.id}: answers: must be a list of one or more texts")
     return question, list(answers), [dict(step) for step in steps or ()]
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Verb and argument of the first command in a text; empty strings where there is none."""
-    found = COMMAND.search(text)
-    if found is None or not found[2].strip():
+    """Verb and argument of the first command in a text; empty strings if there is none."""
+    match = COMMAND.search(text)
+    if match is None or not match[2].strip():
         return "", ""
-    return found[1], " ".join(found[2].split())[:LONGEST_QUERY]
+    return match[1], " ".join(match[2].split())[:LONGEST_QUERY]
 
 
-def shown_passages(found: Sequence[Passage], characters: int) -> str:
-    """Passages as the model sees them, each of up to so many characters."""
-    lines = (f'Doc {place}(Title: "{one.title}") {one.text}' for place, one in enumerate(found, 1))
+def passages_text(passages: Sequence[Passage], characters: int) -> str:
+    """Passages as the model sees them, each cut after `characters` characters."""
+    lines = (f'Doc {number}(Title: "{passage.title}") {passage.text}' for number, passage in enumerate(passages, 1))
     return "".join(line[:characters] + "\n" for line in lines) or "nothing found\n"
 
 
-def says(text: str, words: str) -> bool:
+def contains_words(text: str, words: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
 
 
@@ -197,6 +205,6 @@ def is_right(answer: str, answers: Sequence[str]) -> bool:
 
 
 def normalised(text: Any) -> str:
-    """A text in lower case, without punctuation, articles and surplus space, as question answering compares them."""
+    """A text in lower case, without punctuation, articles and extra space: the usual form for comparing answers."""
     plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(ARTICLE.sub(" ", plain).split())

@@ -1,7 +1,8 @@
 """Questions about countries that take one to three searches of the World Factbook, and their answers.
 
-A question is a chain. It ends with an attribute of a country ("the highest point of"). That country is named, or it is
-what a link leads to ("the largest export partner of"), or a clue tells it ("the country whose capital is Suva").
+A question is a chain. It ends with an attribute of a country ("the highest point of"). The country is given by its
+name, by a link from another country ("the largest export partner of"), or by a clue ("the country whose capital is
+Suva").
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ALIASES = {
     "UK": "United Kingdom",
     "US": "United States",
 }
-"""What texts call a country that has another name as a title."""
+"""Names of countries in texts that differ from the titles of their pages."""
 
 UNFOUND = frozenset(
     {
@@ -38,23 +39,23 @@ UNFOUND = frozenset(
         "Saint Helena, Ascension, and Tristan da Cunha Capital",
     }
 )
-"""Queries whose answer is not among the first three passages of the index by words; no question needs them."""
+"""Queries whose answer is not among the first three passages of the BM25 index; no question needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Something that a country's page says.
+    """A fact that a country's page has.
 
     Example:
         Relation("capital", "Capital", read_capital).of(countries["Fiji"]) == ("Suva",)
     """
 
     noun: str
-    """What questions call it."""
+    """Its name in questions."""
     field: str
-    """The field it is in, which is also what to search for."""
+    """The field of the page that has it; also part of the search query."""
     read: Callable[[Mapping[str, str]], tuple[str, ...]]
-    """The ways to say it, the best first, given the parts of the field; none where it cannot be told."""
+    """Returns the accepted wordings, the best first, from the parts of the field; none if the field lacks it."""
 
     def of(self, country: Fields) -> tuple[str, ...]:
         return self.read(country.get(self.field, {}))
@@ -62,7 +63,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One search of a chain: what is looked for, the query that finds it, what a passage says, and what that means.
+    """One search of a chain: the need, the query that satisfies it, the words in a passage, and their meaning.
 
     Example:
         Step("the largest export partner of Fiji", "Fiji Exports - partners", "US", "United States")
@@ -76,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its answers and how an expert gets there.
+    """A question with its answers and the searches of an expert.
 
     Example:
         Question("What is the internet country code of the country whose capital is Suva?", (".fj",), steps)
@@ -90,18 +91,18 @@ class Question:
         return {"question": self.text, "answers": list(self.answers), "steps": [asdict(step) for step in self.steps]}
 
 
-# ---------------------------------------------------------------- what pages say
+# ---------------------------------------------------------------- reading pages
 
 
 def matched(part: str, pattern: str, unit: str = "") -> Callable[[Mapping[str, str]], tuple[str, ...]]:
-    """Reads the group of a pattern at the beginning of a part; with a unit, the number is an answer by itself too."""
+    """Reads the first group of a pattern at the start of a part; with a unit, the number alone is also an answer."""
     compiled = re.compile(pattern)
 
     def read(parts: Mapping[str, str]) -> tuple[str, ...]:
-        found = compiled.match(parts.get(part, ""))
-        if not found or not found[1].strip():
+        match = compiled.match(parts.get(part, ""))
+        if not match or not match[1].strip():
             return ()
-        value = found[1].strip()
+        value = match[1].strip()
         return (f"{value} {unit}", value) if unit else (value,)
 
     return read
@@ -135,7 +136,7 @@ ATTRIBUTES = (
     Relation("date of independence", "Independence", matched("", r"(\d{1,2} [A-Z][a-z]+ \d{4})")),
 )
 CLUES = ATTRIBUTES[:5]
-"""Attributes by which a country is told, where no other has the same."""
+"""Attributes that identify a country if no other country has the same value."""
 LINKS = (
     Relation("largest export partner", "Exports - partners", largest("")),
     Relation("largest import partner", "Imports - partners", largest("")),
@@ -148,7 +149,7 @@ LINKS = (
 
 @dataclass(frozen=True, slots=True)
 class Country:
-    """A country at the end of some steps, and what a question calls it."""
+    """The country that some steps lead to, and its wording in a question."""
 
     name: str
     called: str
@@ -156,9 +157,9 @@ class Country:
     passed: tuple[str, ...] = ()
     """The countries on the way to it."""
 
-    def linked(self, link: Relation, found: str, name: str) -> Country:
+    def linked(self, link: Relation, wording: str, name: str) -> Country:
         called = f"the {link.noun} of {self.called}"
-        step = Step(f"the {link.noun} of {self.name}", f"{self.name} {link.field}", found, name)
+        step = Step(f"the {link.noun} of {self.name}", f"{self.name} {link.field}", wording, name)
         return Country(name, called, (*self.steps, step), (*self.passed, self.name))
 
 
@@ -170,25 +171,25 @@ class Atlas:
         self.owners = {clue.noun: self.unique(clue) for clue in CLUES}
 
     def unique(self, clue: Relation) -> dict[str, str]:
-        """By country: what no other country has."""
+        """The values that only one country has, by country."""
         values = {name: clue.of(fields)[0] for name, fields in self.countries.items() if clue.of(fields)}
         counted = Counter(value.lower() for value in values.values())
         return {name: value for name, value in values.items() if counted[value.lower()] == 1}
 
     def questions(self, split: str, hops: int) -> Iterator[Question]:
-        """All questions of a split that take so many searches. Those of the training split have no held-out country
-        anywhere; the others ask about one."""
+        """All questions of a split that take `hops` searches. Training questions pass through no held-out country;
+        held-out questions ask about one."""
         for country, clue in self.reached(hops - 1):
             heldout = [is_heldout(f"country {name}") for name in (*country.passed, country.name)]
             if heldout[-1] if split == "heldout" else not any(heldout):
                 for attribute in ATTRIBUTES:
                     if attribute.noun != clue and (answers := attribute.of(self.countries[country.name])):
-                        question = asked(country, attribute, answers)
+                        question = question_about(country, attribute, answers)
                         if UNFOUND.isdisjoint(step.query for step in question.steps):
                             yield question
 
     def reached(self, hops: int) -> Iterator[tuple[Country, str]]:
-        """Countries after so many searches, each with the clue that tells it already ("" where there is none)."""
+        """The countries that `hops` searches can reach, each with the clue that identifies it ("" if there is none)."""
         if hops == 0:
             yield from ((Country(name, name), "") for name in self.countries)
             return
@@ -199,13 +200,13 @@ class Atlas:
                     yield Country(name, need, (Step(need, f"{clue.field} {value}", name, name),)), clue.noun
         for country, _ in self.reached(hops - 1):
             for link in LINKS:
-                for found in link.of(self.countries[country.name]):
-                    name = ALIASES.get(found, found)
+                for wording in link.of(self.countries[country.name]):
+                    name = ALIASES.get(wording, wording)
                     if name in self.countries and name != country.name and name not in country.passed:
-                        yield country.linked(link, found, name), ""
+                        yield country.linked(link, wording, name), ""
 
 
-def asked(country: Country, attribute: Relation, answers: tuple[str, ...]) -> Question:
+def question_about(country: Country, attribute: Relation, answers: tuple[str, ...]) -> Question:
     need = f"the {attribute.noun} of {country.name}"
     step = Step(need, f"{country.name} {attribute.field}", answers[-1], answers[0])
     return Question(f"What is the {attribute.noun} of {country.called}?", answers, (*country.steps, step))
@@ -213,5 +214,5 @@ def asked(country: Country, attribute: Relation, answers: tuple[str, ...]) -> Qu
 
 @lru_cache(maxsize=4)
 def read_atlas(folder: Path) -> Atlas:
-    """The atlas of a fetched World Factbook."""
+    """The atlas of a downloaded World Factbook."""
     return Atlas(json.loads((folder / COUNTRIES).read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
-"""A SQLite file for queries of a hostile author, answered by worker processes that have limits.
+"""A SQLite file for hostile queries. Worker processes with limits answer them.
 
-A query that finds a hole in SQLite can only break its worker, the memory of a query has a limit that no other query
-shares, and a query that does not stop can be killed.
+A query that exploits a bug in SQLite can only break its worker. Each worker has a memory limit. A query that does not
+stop can be killed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from turnwise.envs.child_process import kill_child, start_child
 from turnwise.envs.sql import query_worker
 
 MEMORY = 512 << 20
-"""Bytes a worker may have."""
+"""Memory limit of a worker, in bytes."""
 SECONDS = 10.0
-"""Of work for a query: what counts is what it does, and not who else is on the machine."""
+"""Limit of CPU time for a query, which does not depend on the load of the machine."""
 STEPS = 30_000_000
-"""Of SQLite's machine: about two seconds."""
+"""Limit of steps of SQLite's virtual machine: about two seconds."""
 PATIENCE = 120.0
-"""Seconds of the clock after which a worker that has not stopped by itself is killed."""
+"""Limit of wall time, in seconds; then the worker is killed."""
 
 
 class QueryError(Exception):
-    """Why there is no result, in a line for the model."""
+    """The query has no result. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     more: bool = False
-    """Whether there were more rows than were asked for."""
+    """Whether the query has more rows than the requested number."""
 
 
 class Worker:
-    """One process, one query at a time."""
+    """A process that answers one query at a time."""
 
     def __init__(self, path: Path, memory: int) -> None:
         command = [sys.executable, "-I", "-S", query_worker.__file__, str(path), str(memory)]
@@ -89,7 +89,7 @@ class Worker:
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # unwritten data has no reader any more
+                except OSError:  # the process that would read the buffered data has ended
                     continue
 
 
@@ -99,7 +99,7 @@ def pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 class Database:
-    """A file that is only ever read, by a few workers; may be asked from any thread.
+    """A read-only file with a few workers. Any thread may query it.
 
     Example:
         Database(path).query("SELECT name FROM airlines WHERE carrier = 'UA'")
@@ -120,7 +120,7 @@ class Database:
         self.seconds = seconds
         self.steps = steps
         self.patience = patience
-        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()  # None: one that is still to be started
+        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()  # None: a worker that is not started yet
         for _ in range(workers):
             self.idle.put(None)
 
@@ -141,7 +141,7 @@ class Database:
         return Table(tuple(answer["columns"]), tuple(map(tuple, answer["rows"])), bool(answer["more"]))
 
     def close(self) -> None:
-        """End the workers that are idle; the next query starts one again."""
+        """End the idle workers; the next query starts a new one."""
         for _ in range(self.idle.qsize()):
             worker = self.idle.get()
             if worker is not None:

@@ -1,4 +1,4 @@
-"""sql: answer questions about a real database by writing SQL, with a look at results before the answer."""
+"""sql: answer questions about a real database by writing SQL. The model may look at results before it answers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SYSTEM = (
 )
 SILENT = "Call the tool query to look at the database, or the tool answer with the SELECT whose result is the answer."
 MOST_ROWS = 1000
-"""Rows of an answer that are compared."""
+"""The largest number of rows that are compared."""
 LONGEST_CELL = 200
 
 
 class Sql(ToolEnvironment):
-    """An attempt: a question, and a database to look at before the answer.
+    """An attempt: a question, and a database to query before the answer.
 
     Example:
         user: How many flights did JetBlue Airways have?
@@ -43,12 +43,12 @@ class Sql(ToolEnvironment):
     def __init__(
         self, database: str = "", tables: tuple[str, ...] = (), rows: int = 10, characters: int = 1500
     ) -> None:
-        """database: a SQLite file of your own, for tasks of your own; empty for flights from New York. tables: which of
-        its tables the model is told of; empty for all. rows, characters: how much of a result it sees."""
+        """database: your SQLite file, for tasks from your file; empty for flights from New York. tables: the tables
+        that the prompt describes; empty for all. rows, characters: how much of a result the model sees."""
         if rows < 1 or characters < 1:
-            raise ValueError(f"rows = {rows} and characters = {characters}: the model needs to see something")
+            raise ValueError(f"rows = {rows} and characters = {characters}: both must be at least 1")
         if database and not Path(database).is_file():
-            raise ValueError(f'there is no file {database}; give database = "file.sqlite", or leave it out')
+            raise ValueError(f"there is no file {database}; set database to a SQLite file, or remove it")
         self.database = database_of(Path(database).resolve() if database else flights_file())
         self.tables = tables
         self.rows = rows
@@ -56,14 +56,14 @@ class Sql(ToolEnvironment):
 
     @classmethod
     def check_settings(cls, **settings: Any) -> None:
-        """Refuse, before anything starts, what an attempt could not use."""
-        made = cls(**settings)
-        schema_of(made.database, made.tables)
+        """Refuse settings that an attempt could not use, before the run starts."""
+        environment = cls(**settings)
+        schema_of(environment.database, environment.tables)
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 2048, shapes: tuple[str, ...] = ()) -> Iterator[Task]:
-        """Different questions about flights, of some shapes or of all; held-out ones are about airlines, airports,
-        planes and makers of planes that no training question is about."""
+        """Different questions about flights, of the given shapes or of all. Held-out questions are about airlines,
+        airports, planes and manufacturers that no training question is about."""
         if unknown := [shape for shape in shapes if shape not in SHAPES]:
             raise ValueError(f"shapes: there is no {unknown[0]}; there are {', '.join(SHAPES)}")
         draw = draw_question(entities(flights_file()), shapes or tuple(SHAPES))
@@ -91,7 +91,7 @@ class Sql(ToolEnvironment):
             sql: One SELECT statement.
         """
         self.counts["queries"] += 1
-        return written(self.result(sql, self.rows))
+        return table_text(self.result(sql, self.rows))
 
     @tool(seconds=PATIENCE)
     def answer(self, sql: str) -> Reply:
@@ -101,10 +101,10 @@ class Sql(ToolEnvironment):
             sql: One SELECT statement, whose result is the answer.
         """
         try:
-            found = self.result(sql, MOST_ROWS)
+            result = self.result(sql, MOST_ROWS)
         except ToolError:
             return Reply(finished=True, marks=self.counts)
-        right = same(found, self.right_result(), ordered=bool(self.task.data.get("ordered")))
+        right = same_rows(result, self.right_result(), ordered=bool(self.task.data.get("ordered")))
         return Reply(finished=True, outcome=float(right), marks=self.counts)
 
     def result(self, sql: str, rows: int) -> Table:
@@ -116,15 +116,15 @@ class Sql(ToolEnvironment):
 
     def right_result(self) -> Table:
         try:
-            found = self.database.query(str(self.task.data["sql"]), rows=MOST_ROWS)
+            table = self.database.query(str(self.task.data["sql"]), rows=MOST_ROWS)
         except QueryError as error:
-            raise ToolBroken(f"task {self.task.id}: its own query fails: {error}") from None
-        if found.more:
-            raise ToolBroken(f"task {self.task.id}: its own query gives more than {MOST_ROWS} rows")
-        return found
+            raise ToolBroken(f"task {self.task.id}: its gold query fails: {error}") from None
+        if table.more:
+            raise ToolBroken(f"task {self.task.id}: its gold query gives more than {MOST_ROWS} rows")
+        return table
 
     def demonstrate(self, noise: float, random: Random) -> Message:
-        """A look, and then the answer; with probability `noise` an answer to something else, or no SQL at all."""
+        """First a query, then the answer; with probability `noise` a wrong answer, or a query that is cut in half."""
         right = str(self.task.data["sql"])
         verb, sql = ("answer", right) if self.looked else ("query", str(self.task.data.get("look", right)))
         self.looked = True
@@ -135,24 +135,26 @@ class Sql(ToolEnvironment):
 
 @cache
 def database_of(path: Path) -> Database:
-    """The same workers for all attempts of a process."""
+    """The database of a file. All attempts of a process share its workers."""
     return Database(path)
 
 
 @cache
 def schema_of(database: Database, tables: tuple[str, ...]) -> str:
-    """The tables of a database, a line each: some, or all that are its own."""
+    """The schema of the given tables, or of all, one line for each."""
     try:
-        asked = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY rowid"
-        found = {name: " ".join(str(sql).split()) for name, sql in database.query(asked, rows=100).rows}
+        statement = (
+            "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY rowid"
+        )
+        schemas = {name: " ".join(str(sql).split()) for name, sql in database.query(statement, rows=100).rows}
     except QueryError as error:
         raise ValueError(f"cannot read the tables of {database.path}: {error}") from None
-    if missing := [name for name in tables if name not in found]:
-        raise ValueError(f"tables: there is no {missing[0]}; there are {', '.join(found)}")
-    return "\n".join(found[name] for name in tables or found)
+    if missing := [name for name in tables if name not in schemas]:
+        raise ValueError(f"tables: there is no {missing[0]}; there are {', '.join(schemas)}")
+    return "\n".join(schemas[name] for name in tables or schemas)
 
 
-def written(table: Table) -> str:
+def table_text(table: Table) -> str:
     """A result as the model sees it."""
     lines = [" | ".join(table.columns), *(" | ".join(map(cell, row)) for row in table.rows)]
     if not table.rows:
@@ -168,24 +170,26 @@ def cell(value: Any) -> str:
 # ---------------------------------------------------------------- comparing results
 
 
-def same(found: Table, right: Table, *, ordered: bool) -> bool:
-    """Whether two results have the same rows, in the same order where that was asked for. What columns are called does
-    not matter, nor whether a number is whole by type."""
-    if found.more or len(found.rows) != len(right.rows) or len(found.columns) != len(right.columns):
+def same_rows(result: Table, right: Table, *, ordered: bool) -> bool:
+    """Whether two results have the same rows, with `ordered` in the same order. Names of columns do not matter, and 1
+    equals 1.0."""
+    if result.more or len(result.rows) != len(right.rows) or len(result.columns) != len(right.columns):
         return False
-    rows, others = list(found.rows), list(right.rows)
+    rows, right_rows = list(result.rows), list(right.rows)
     if not ordered:
-        rows.sort(key=place)
-        others.sort(key=place)
-    return all(alike(a, b) for row, other in zip(rows, others, strict=True) for a, b in zip(row, other, strict=True))
+        rows.sort(key=sort_key)
+        right_rows.sort(key=sort_key)
+    return all(
+        equal_values(a, b) for row, other in zip(rows, right_rows, strict=True) for a, b in zip(row, other, strict=True)
+    )
 
 
-def place(row: tuple[Any, ...]) -> list[tuple[int, float, str]]:
-    """Where a row comes in an order of our own, in which numbers that are alike are neighbours."""
+def sort_key(row: tuple[Any, ...]) -> list[tuple[int, float, str]]:
+    """A sort key under which numbers that are almost equal are neighbours."""
     return [(1, round(v, 6), "") if is_number(v) else (0, 0.0, "") if v is None else (2, 0.0, str(v)) for v in row]
 
 
-def alike(value: Any, other: Any) -> bool:
+def equal_values(value: Any, other: Any) -> bool:
     if is_number(value) and is_number(other):
         return math.isclose(value, other, rel_tol=1e-6, abs_tol=1e-9)
     return type(value) is type(other) and bool(value == other)

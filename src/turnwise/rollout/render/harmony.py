@@ -26,8 +26,8 @@ HELP = (
 
 
 def read_harmony(text: str) -> Message:
-    """analysis is thinking, commentary to a function is a call, final is content; commentary to nobody is content too,
-    or thinking where a call follows, because templates take a call with either but not with both."""
+    """The message of an action. Analysis is thinking, commentary to a function is a call, final is content. Other
+    commentary is content, or thinking if a call follows, because templates accept only one of them with a call."""
     thoughts: list[str] = []
     spoken: list[str] = []
     preamble: list[str] = []
@@ -55,7 +55,7 @@ def read_harmony(text: str) -> Message:
 
 
 def closed(body: str) -> str:
-    """The body of a message without the token that closes it, which the last one has not."""
+    """The body of a message without its closing token, which the last message does not have."""
     for token in ("<|end|>", "<|call|>", "<|return|>"):
         body = body.removesuffix(token)
     if CONTROL.search(body):
@@ -78,6 +78,6 @@ def read_call(recipient: str, body: str) -> ToolCall:
 
 
 def without_control(text: str) -> str:
-    """What was said in all channels, without headers and control tokens: gpt-oss's template refuses them."""
+    """The text of all channels without headers and control tokens, which gpt-oss's template refuses."""
     bodies = [part.partition("<|message|>")[2] or part for part in text.split("<|start|>")]
     return "\n".join(CONTROL.sub("", body) for body in bodies)

@@ -11,12 +11,12 @@ from turnwise.rollout.limits import text_bytes
 from turnwise.rollout.render.renderer import Prompt
 
 LONG = 1 << 16
-"""Bytes of a conversation from which it is rendered in a thread."""
+"""A conversation of at least this many bytes is rendered in a thread."""
 
 
 async def render_off_loop(render: Callable[..., Prompt], *arguments: Any) -> Prompt:
     """The prompt that `render(*arguments)` returns. A long conversation is rendered in a thread: tokenising a megabyte
-    takes seconds, and would stop all other attempts for that time."""
+    takes seconds and would block all other attempts."""
     conversations = [each for each in arguments if isinstance(each, tuple) and each and isinstance(each[0], Message)]
     size = sum(map(text_bytes, conversations)) + sum(len(each) for each in arguments if isinstance(each, str))
     return await asyncio.to_thread(render, *arguments) if size > LONG else render(*arguments)

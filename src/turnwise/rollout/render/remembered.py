@@ -1,4 +1,4 @@
-"""Results that are kept for the next time, up to so many bytes."""
+"""A cache of results, limited by bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 SMALLEST_SHARE = 8
-"""What would fill more than such a part of the room by itself is not kept."""
+"""A result that is larger than the limit divided by this number is not kept."""
 
 
 class Remembered(Generic[Arguments, Result]):
-    """A pure function whose last results are kept: unlike functools.lru_cache's, their size is bounded and not their
+    """A pure function with a cache of its last results. Unlike functools.lru_cache, it limits their size and not their
     number, because an argument may be a message of a megabyte.
 
     Example:
@@ -29,29 +29,29 @@ class Remembered(Generic[Arguments, Result]):
         self.function = function
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self.kept: OrderedDict[Any, tuple[Result, int]] = OrderedDict()
+        self.results: OrderedDict[Any, tuple[Result, int]] = OrderedDict()
         self.lock = threading.Lock()
 
     def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         key = (arguments, tuple(sorted(named.items())))
         with self.lock:
-            if key in self.kept:
-                self.kept.move_to_end(key)
-                return self.kept[key][0]
+            if key in self.results:
+                self.results.move_to_end(key)
+                return self.results[key][0]
         result = self.function(*arguments, **named)
         size = size_of(key) + size_of(result)
         with self.lock:
-            if key not in self.kept and size * SMALLEST_SHARE <= self.max_bytes:
-                self.kept[key] = result, size
+            if key not in self.results and size * SMALLEST_SHARE <= self.max_bytes:
+                self.results[key] = result, size
                 self.num_bytes += size
             while self.num_bytes > self.max_bytes:
-                _, (_, size) = self.kept.popitem(last=False)
+                _, (_, size) = self.results.popitem(last=False)
                 self.num_bytes -= size
         return result
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value holds, about: what two values share is counted twice."""
+    """Approximate size of a value in bytes; shared parts are counted twice."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes) + 128
     if isinstance(value, (tuple, list)):

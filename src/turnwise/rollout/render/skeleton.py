@@ -1,7 +1,6 @@
-"""Skeletons of messages: all of a message that a chat template can tell apart from another, and nothing else.
+"""Skeletons of messages: only the parts of a message on which a chat template's decisions can depend.
 
-Two conversations with the same skeleton are treated alike by the template, so that what holds for one need not be
-tried on the other.
+A template treats two conversations with the same skeleton alike, so a result for one holds for the other.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ TESTED = re.compile(
     r"""|(?:'((?:[^'\\]|\\.)+)'|"((?:[^"\\]|\\.)+)")\s+(?:not\s+)?in\b"""
 )
 MOST_KEPT = 8 << 20
-"""Bytes of messages and their skeletons."""
+"""The size of the cache of messages and their skeletons, in bytes."""
 
 
 class Skeletons:
-    """Skeletons for one template: tags and strings that its source mentions stay, and white space at their edges.
+    """Skeletons for one template. Tags and strings that its source mentions stay, and so does the white space around
+    them.
 
     Example:
         "<think>\\nwell, well\\n</think>\\n\\nget amber" becomes "<think>\\nx\\n</think>\\n\\nx"
@@ -38,12 +38,12 @@ class Skeletons:
         return Message(message.role, self.text(message.content), self.text(message.thinking), calls)
 
     def text(self, text: str) -> str:
-        made = []
-        place = 0
+        parts = []
+        position = 0
         for mark in self.marks.finditer(text):
-            made += [shortened(text[place : mark.start()]), mark[0]]
-            place = mark.end()
-        return "".join([*made, shortened(text[place:])])
+            parts += [shortened(text[position : mark.start()]), mark[0]]
+            position = mark.end()
+        return "".join([*parts, shortened(text[position:])])
 
 
 def looked_for(source: str) -> set[str]:
@@ -52,11 +52,11 @@ def looked_for(source: str) -> set[str]:
 
 
 def tested_strings(source: str) -> set[str]:
-    """Strings by which a template decides."""
+    """Strings that a template compares with."""
     return {text for groups in TESTED.findall(source) for text in groups if text.strip()}
 
 
 def shortened(text: str) -> str:
-    """A letter in place of all text but the white space around it."""
+    """A text with everything but the white space around it replaced by one letter."""
     words = text.strip()
     return text.replace(words, "x", 1) if words else text

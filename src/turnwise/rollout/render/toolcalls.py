@@ -1,8 +1,8 @@
-"""Tool calls: what a model wrote, read into structure, and structure written as a model would.
+"""Tool calls: parses the text of a model into structured calls, and writes structured calls as text.
 
-A format reads an action's text into a message with thinking, content and calls. What a model writes is hostile input:
-reading never raises, and what cannot be read becomes a message whose `fault` tells the model what to write instead.
-Faults quote nothing of what the model wrote.
+A format parses the text of an action into a message with thinking, content and calls. The text is hostile input:
+parsing never raises, and a text that cannot be parsed becomes a message whose `fault` tells the model what to write
+instead. Faults do not quote the model's text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from turnwise.messages import TOOL_NAME, Message, ToolCall, ToolSpec
 
 DEEPEST = 32
-"""Levels of nesting in the arguments of a call."""
+"""The deepest nesting of the arguments of a call."""
 LARGEST = 2**63
 SPACE = re.compile(r"\s*")
 
@@ -29,7 +29,7 @@ LLAMA_CALL = '{"name": ..., "parameters": {...}}'
 
 
 class Fault(Exception):
-    """What is wrong with a message, in a line for the model."""
+    """A message cannot be parsed. The text is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ class Format:
     """How calls are written in text."""
 
     read: Callable[[str], Message]
-    """The message a text means; raises Fault."""
+    """Parses a text into a message; raises Fault."""
     write: Callable[[Message], str] | None = None
-    """The text of a message's content and calls; None where only a chat template can write them."""
+    """The text of a message's content and calls; None if only a chat template can write them."""
     offer: Callable[[Sequence[ToolSpec]], str] | None = None
-    """What a model is told about its tools; None where only a chat template can tell it."""
+    """The description of the tools for the model; None if only a chat template can write it."""
     clean: Callable[[str], str] = lambda text: text
-    """A text that could not be read, without what a chat template would take for its own."""
+    """A text that could not be parsed, without the parts that a chat template would refuse."""
     tags: frozenset[str] = frozenset()
-    """Control tokens that an action is written with, beside those of thinking and calls."""
+    """Control tokens of an action besides those of thinking and calls."""
 
     def parse(self, text: str) -> Message:
-        """The message a text means, or the text itself with its fault."""
+        """The message of a text, or a message with the text and its fault."""
         try:
             return self.read(text)
         except Fault as fault:
@@ -59,10 +59,10 @@ class Format:
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise Fault("an object has the same key twice")
-    return found
+    return fields
 
 
 def whole_number(text: str) -> int:
@@ -86,25 +86,25 @@ DECODER = json.JSONDecoder(
 )
 
 
-def read_json(text: str, place: int) -> tuple[Any, int]:
-    """(the JSON value that begins at `place`, where it ends)."""
+def read_json(text: str, position: int) -> tuple[Any, int]:
+    """(the JSON value at `position`, the position after it)."""
     try:
-        value, end = DECODER.raw_decode(text, skip_space(text, place))
+        value, end = DECODER.raw_decode(text, skip_space(text, position))
         check_value(value)
     except json.JSONDecodeError as error:
-        raise Fault(f"it is not JSON: {error.msg}, at character {error.pos - place}") from None
+        raise Fault(f"it is not JSON: {error.msg}, at character {error.pos - position}") from None
     except RecursionError:
         raise Fault("it is nested too deeply") from None
     return value, skip_space(text, end)
 
 
-def skip_space(text: str, place: int) -> int:
-    found = SPACE.match(text, place)
-    return found.end() if found else place
+def skip_space(text: str, position: int) -> int:
+    match = SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def check_value(value: Any, deepest: int = DEEPEST) -> None:
-    """Refuse depth that other code would stumble over, and strings that are no text."""
+    """Refuse nesting that is too deep for other code, and strings that are not valid text."""
     level = [value]
     for _ in range(deepest):
         inner: list[Any] = []
@@ -147,29 +147,29 @@ def call_text(call: ToolCall, key: str) -> str:
 
 def read_hermes(text: str) -> Message:
     """Text with any number of <tool_call>{"name": ..., "arguments": {...}}</tool_call> in it."""
-    thinking, rest = split_thinking(text)
+    thinking, answer = split_thinking(text)
     calls: list[ToolCall] = []
     outside: list[str] = []
-    place = 0
-    while (start := rest.find(OPEN, place)) >= 0:
-        outside.append(rest[place:start])
-        call, place = read_tagged(rest, start + len(OPEN))
+    position = 0
+    while (start := answer.find(OPEN, position)) >= 0:
+        outside.append(answer[position:start])
+        call, position = read_tagged(answer, start + len(OPEN))
         calls.append(call)
-    outside.append(rest[place:])
+    outside.append(answer[position:])
     if any(CLOSE in part for part in outside):
         raise Fault(f"{CLOSE} closes nothing; write a call as {HERMES_CALL}")
     if not calls:
-        return Message("assistant", rest, thinking)
-    first, *others = outside
-    # White space around calls is the template's to write.
-    spoken = [part for part in (first.rstrip(), *(other.strip() for other in others)) if part]
+        return Message("assistant", answer, thinking)
+    first, *later = outside
+    # The template writes the white space around calls.
+    spoken = [part for part in (first.rstrip(), *(other.strip() for other in later)) if part]
     return Message("assistant", "\n".join(spoken), thinking, tuple(calls))
 
 
-def read_tagged(text: str, place: int) -> tuple[ToolCall, int]:
-    """(the call whose JSON begins at `place`, where its closing tag ends)."""
+def read_tagged(text: str, position: int) -> tuple[ToolCall, int]:
+    """(the call whose JSON begins at `position`, the position after its closing tag)."""
     try:
-        value, end = read_json(text, place)
+        value, end = read_json(text, position)
         if not isinstance(value, dict) or not {"name", "arguments"} <= value.keys():
             raise Fault('a call is an object with "name" and "arguments"')
         if not text.startswith(CLOSE, end):
@@ -180,23 +180,23 @@ def read_tagged(text: str, place: int) -> tuple[ToolCall, int]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(thinking, the rest) of a text that may begin with <think>...</think>, whose first tag the prompt may have."""
-    inside, tag, rest = text.partition(CLOSED)
+    """(thinking, the rest) of a text that may begin with <think>...</think>; the first tag may be in the prompt."""
+    inside, tag, answer = text.partition(CLOSED)
     opened = inside.lstrip().startswith(THINK)
     if not tag and opened:
         raise Fault(f"the thinking does not end; close it with {CLOSED} and then answer")
     if not tag or (not opened and OPEN in inside):
         return "", text
-    return (inside.lstrip().removeprefix(THINK) if opened else inside).strip("\n"), rest.lstrip("\n")
+    return (inside.lstrip().removeprefix(THINK) if opened else inside).strip("\n"), answer.lstrip("\n")
 
 
 def join_thinking(thinking: str, content: str) -> str:
-    """Inverse of `split_thinking`, as templates write it."""
+    """The inverse of `split_thinking`, in the form of templates."""
     return f"{THINK}\n{thinking}\n{CLOSED}\n\n{content}" if thinking else content
 
 
 def offer_hermes(tools: Sequence[ToolSpec]) -> str:
-    """What Qwen's templates tell a model about tools."""
+    """The description of tools in Qwen's templates."""
     offered = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -223,27 +223,27 @@ def read_llama(text: str) -> Message:
     if not tagged and not re.match(r'\{\s*"', body):
         return Message("assistant", text)
     calls: list[ToolCall] = []
-    place = 0
+    position = 0
     try:
         while True:
-            value, place = read_json(body, place)
+            value, position = read_json(body, position)
             parameters = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
             if not isinstance(value, dict) or "name" not in value:
-                if not tagged and not calls and place == len(body):
+                if not tagged and not calls and position == len(body):
                     return Message("assistant", text)  # an answer that is JSON
                 raise Fault('a call is an object with "name" and "parameters"')
             calls.append(make_call(value["name"], parameters, "parameters"))
-            if place == len(body):
+            if position == len(body):
                 return Message("assistant", "", calls=tuple(calls))
-            if body[place] != ";":
+            if body[position] != ";":
                 raise Fault("nothing may follow a call but another, after a semicolon")
-            place += 1
+            position += 1
     except Fault as fault:
         raise Fault(f"a tool call could not be read: {fault}; write {LLAMA_CALL} and nothing else") from None
 
 
 def offer_llama(tools: Sequence[ToolSpec]) -> str:
-    """What Llama's templates tell a model about tools."""
+    """The description of tools in Llama's templates."""
     offered = "\n\n".join(json.dumps(tool.schema, ensure_ascii=False, indent=4) for tool in tools)
     return (
         "You have access to the following functions. To call a function, please respond with JSON for a function call. "

@@ -40,14 +40,14 @@ class AgentFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What an agent gets for one attempt: the task, the address of the model, and a way to act."""
+    """The arguments of an agent for one attempt: the task, the address of the model, and a function to act."""
 
     task: Task
     messages: Messages
-    """The first messages of the environment, which put the question."""
+    """The first messages of the environment; they contain the question."""
     address: Address
     act: Act
-    """Steps the environment and returns what it answers."""
+    """Steps the environment and returns its answer."""
     loop: asyncio.AbstractEventLoop
     """Where `act` runs."""
 
@@ -61,18 +61,18 @@ def find_agent(name: str, variables: Sequence[str] = ()) -> Agent:
 
 
 def is_function(name: str) -> bool:
-    """Whether the name is that of a function, which runs in this process."""
+    """Whether the name means a function, which runs in this process, and not a command."""
     return FUNCTION.fullmatch(name) is not None
 
 
 def text_of(answer: Any) -> str:
-    """What an agent returned, as text for the environment."""
+    """The return value of an agent as text for the environment."""
     if answer is None or isinstance(answer, str):
         return answer or ""
     try:
         return json.dumps(answer, ensure_ascii=False)
     except (TypeError, ValueError):
-        raise AgentFailure(f"an agent returns text or JSON values, got {type(answer).__name__}") from None
+        raise AgentFailure(f"an agent must return text or a JSON value, got {type(answer).__name__}") from None
 
 
 def entries_of(messages: Messages) -> list[dict[str, str]]:
@@ -93,7 +93,7 @@ def function_agent(name: str) -> Agent:
     except AttributeError:
         raise ValueError(f'env.agent = "{name}": module {module} has no {attribute}') from None
     if not callable(function):
-        raise ValueError(f'env.agent = "{name}": {attribute} is no function')
+        raise ValueError(f'env.agent = "{name}": {attribute} is not a function')
     return calling(function, name)
 
 
@@ -103,14 +103,14 @@ def calling(function: Callable[..., Any], name: str) -> Agent:
 
 
 def names_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Which of the possible parameters a function has."""
+    """The parameters of a function; ValueError if an agent cannot have one of them."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return GIVEN
     for parameter in parameters:
         if parameter.name not in GIVEN and parameter.default is parameter.empty:
             raise ValueError(
-                f'env.agent = "{name}" wants {parameter.name}; an agent may take {", ".join(GIVEN)}, by these names'
+                f'env.agent = "{name}" has a parameter {parameter.name}; an agent may have {", ".join(GIVEN)}'
             )
     return tuple(parameter.name for parameter in parameters if parameter.name in GIVEN)
 
@@ -200,7 +200,7 @@ async def run_command(words: list[str], variables: Sequence[str], context: Agent
     assert process.stderr is not None
     try:
         reading = asyncio.gather(tail_of(process.stdout), tail_of(process.stderr))
-        with contextlib.suppress(ConnectionError):  # a command need not read its task
+        with contextlib.suppress(ConnectionError):  # a command may ignore its task
             process.stdin.write(json.dumps(request).encode() + b"\n")
             await process.stdin.drain()
         process.stdin.close()
@@ -217,10 +217,10 @@ async def run_command(words: list[str], variables: Sequence[str], context: Agent
 
 async def tail_of(stream: asyncio.StreamReader) -> bytes:
     """The last bytes of a stream, however long it is."""
-    kept = b""
+    tail = b""
     while part := await stream.read(TAIL):
-        kept = (kept + part)[-TAIL:]
-    return kept
+        tail = (tail + part)[-TAIL:]
+    return tail
 
 
 def last_line(output: bytes) -> str:

@@ -33,13 +33,13 @@ class Driver:
 
     agent: Agent
     endpoint: Endpoint
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
     """Limits how many agents run at once."""
 
     async def __call__(self, scene: Scene, running: RunningAttempt) -> Status:
         deadline = running.deadline
         deadline.pause()
-        async with self.places:
+        async with self.slots:
             deadline.start()
             reply = await open_environment(running)
             deadline.end_call()
@@ -93,8 +93,8 @@ class ActingAgent:
     taking_turns: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def act(self, text: str) -> str:
-        """What the environment answers to an action. If it fails, so does the attempt, even if the agent catches the
-        error."""
+        """The environment's answer to an action. If the environment fails, the attempt fails, even if the agent catches
+        the error."""
         if not isinstance(text, str):
             raise TypeError(f"act takes a text, got {type(text).__name__}")
         async with self.taking_turns:

@@ -1,8 +1,8 @@
 """The event loop of agents that are coroutine functions, in a separate thread.
 
-An agent that blocks the loop delays other agents, but neither the server that it may wait for nor the run. There is one
-loop per process, and it never ends: what an agent keeps between attempts, such as a client with its connections, is
-bound to the loop it was made in.
+An agent that blocks the loop delays other agents, but not the server or the run. There is one loop per process, and it
+never ends: objects that an agent keeps between attempts, such as a client with its connections, are bound to the loop
+in which they were made.
 """
 
 from __future__ import annotations

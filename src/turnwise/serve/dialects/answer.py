@@ -1,4 +1,4 @@
-"""What was sampled for a request, with all that any dialect says of it."""
+"""The answer to a request, with every field that some dialect sends."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ class ServedAnswer:
 
     id: str
     created: int
-    """Seconds since 1970."""
+    """When it was made, in seconds since 1970."""
     model: str
     said: Message
     text: str
-    """All that was spoken, calls and thinking included, without an end token or a stop string."""
+    """The whole text of the action, with calls and thinking, without an end token or a stop string."""
     stop: StopReason
     stopped_by: str
-    """The stop string that ended it, if one did."""
+    """The stop string that ended it, if any."""
     prompt_tokens: int
     num_tokens: int
-    """A, the tokens of the action, an end token included."""
+    """A, the number of tokens of the action, including an end token."""
     pieces: tuple[str, ...]
-    """[A] the text of each, where logprobs are asked for."""
+    """[A] the text of each token, if the client asked for logprobs."""
     logprobs: tuple[float, ...]
-    """[A] likewise."""
+    """[A] the logprob of each token, if the client asked for logprobs."""
     version: int
-    """Of the weights that sampled the last token."""
+    """The version of the weights that sampled the last token."""
     overridden: Mapping[str, Any]
-    """Settings that the client asked for and did not get."""
+    """Settings of the client that were overridden."""
 
     @property
     def content(self) -> str:
-        """What is said to people, up to the stop string."""
-        before, found, _ = self.said.content.partition(self.stopped_by) if self.stopped_by else ("", "", "")
-        return before if found else self.said.content
+        """The visible text, up to the stop string."""
+        before, match, _ = self.said.content.partition(self.stopped_by) if self.stopped_by else ("", "", "")
+        return before if match else self.said.content
 
     @property
     def calls(self) -> list[tuple[str, str, str]]:
         """(id, name, arguments as text) of each call."""
-        return [(f"call_{self.id}_{place}", call.name, call.text) for place, call in enumerate(self.said.calls)]
+        return [(f"call_{self.id}_{index}", call.name, call.text) for index, call in enumerate(self.said.calls)]
 
     @property
     def note(self) -> dict[str, Any]:
-        """What no dialect has a field for."""
+        """Values that no dialect has a field for."""
         note: dict[str, Any] = {"version": self.version, "overridden": dict(self.overridden)}
         return note | ({"fault": self.said.fault} if self.said.fault else {})
 
@@ -68,7 +68,7 @@ class ServedAnswer:
 
 
 def in_pieces(text: str) -> list[str]:
-    """A text in the pieces that it is streamed in."""
+    """The pieces in which a text is streamed."""
     return PIECES.findall(text)
 
 
@@ -79,4 +79,4 @@ def event(data: Mapping[str, Any] | str, name: str = "") -> str:
 
 
 Events = Iterator[tuple[str, bool]]
-"""(an event, whether it tells the client that the answer is complete) in the order they are sent."""
+"""(an event, whether it completes the answer), in the order of sending."""

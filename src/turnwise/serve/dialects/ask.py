@@ -1,4 +1,4 @@
-"""What a client asks for, in our own words, whatever dialect it was written in; and how it is refused."""
+"""A client's request in a form that does not depend on its dialect, and refusals of requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 LONGEST_MESSAGE = 500
-"""Characters: some of them are the client's own."""
+"""The longest error message, in characters. It may quote the client's text."""
 
 
 class Refusal(Exception):
-    """A request that is not served: the status of the response, a line that says why, and a code for programs."""
+    """A request that is not served: the status of the response, the reason in one line, and a code for programs."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         one_line = " ".join(message.split())
@@ -30,7 +30,7 @@ class Refusal(Exception):
 
 
 def unfit(message: str, code: str = "unsupported_value") -> Refusal:
-    """A refusal of something in the request itself."""
+    """A refusal because the request is invalid."""
     return Refusal(400, message, code)
 
 
@@ -39,58 +39,58 @@ class Ask:
     """A request for one action.
 
     Example:
-        Ask("policy", messages=(Message("user", "start amber, links 2"),), asked={"temperature": 0.2})
+        Ask("policy", messages=(Message("user", "start amber, links 2"),), settings={"temperature": 0.2})
     """
 
     model: str
     messages: Messages = ()
     tools: tuple[ToolSpec, ...] = ()
     raw: str | tuple[int, ...] | None = None
-    """A prompt that no chat template is to touch, as text or as tokens; None where there are messages."""
+    """A prompt without a chat template, as text or as tokens; None if there are messages."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of sampling that were given, by the names of the dialect."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The sampling settings of the request, by their names in the dialect."""
     logprobs: bool = False
     stream: bool = False
     stream_usage: bool = False
     after: str = ""
-    """The answer that the messages follow, where the client leaves the conversation to us."""
+    """The id of the answer that the messages continue, if the client relies on the stored conversation."""
     instructions: int = 0
-    """How many of the first messages count for this request only, and are not part of the conversation."""
+    """How many of the first messages apply to this request only and are not part of the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What is known of a request beside what it asks: whether it is a second try."""
+    """Facts that tell whether a request is a retry."""
 
     fingerprint: bytes
-    """Equal for requests that ask the same, in the same bytes."""
+    """Equal for requests with the same bytes."""
     retry: int = 0
-    """How many tries the client made before."""
+    """The number of earlier tries, as the client says."""
     key: str = ""
-    """The client's own name for the request, the same in every try."""
+    """The client's name for the request, the same in every try."""
 
 
 class Fields:
-    """The fields of a JSON object, taken one by one; what nobody took is refused. A null is an absent field."""
+    """The fields of a JSON object, taken one by one. Fields that remain are refused. A null is an absent field."""
 
-    def __init__(self, given: Any, where: str = "") -> None:
-        if not isinstance(given, dict):
-            raise unfit(f"{where or 'the body'} must be an object, got {kind_of(given)}", "invalid_type")
-        self.left = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, fields: Any, where: str = "") -> None:
+        if not isinstance(fields, dict):
+            raise unfit(f"{where or 'the body'} must be an object, got {kind_of(fields)}", "invalid_type")
+        self.left = {name: value for name, value in fields.items() if value is not None}
         self.where = where
 
     def named(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name
 
-    def take(self, name: str, kind: type | tuple[type, ...], what: str) -> Any:
+    def take(self, name: str, kind: type | tuple[type, ...], expected: str) -> Any:
         value = self.left.pop(name, None)
         if value is None:
             return None
         wrong_bool = isinstance(value, bool) and kind is not bool
         if wrong_bool or not isinstance(value, kind):
-            raise unfit(f"{self.named(name)} must be {what}, got {kind_of(value)}", "invalid_type")
+            raise unfit(f"{self.named(name)} must be {expected}, got {kind_of(value)}", "invalid_type")
         return value
 
     def text(self, name: str, default: str = "") -> str:
@@ -106,7 +106,7 @@ class Fields:
     def flag(self, name: str) -> bool:
         return bool(self.take(name, bool, "true or false"))
 
-    def whole(self, name: str, low: int, high: int = MOST_TOKENS) -> int | None:
+    def integer(self, name: str, low: int, high: int = MOST_TOKENS) -> int | None:
         value: int | None = self.take(name, int, "a whole number")
         if value is not None and not low <= value <= high:
             raise unfit(f"{self.named(name)} must be from {low} to {high}, got {shown(value)}", "invalid_value")
@@ -115,8 +115,8 @@ class Fields:
     def number(self, name: str, low: float, high: float) -> float | None:
         value: float | None = self.take(name, (int, float), "a number")
         if value is not None and not low <= value <= high:
-            about = f"{self.named(name)} must be between {low:g} and {high:g}, got {shown(value)}"
-            raise unfit(about, "invalid_value")
+            problem = f"{self.named(name)} must be between {low:g} and {high:g}, got {shown(value)}"
+            raise unfit(problem, "invalid_value")
         return value
 
     def items(self, name: str) -> list[Any]:
@@ -129,29 +129,29 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A string or an array of strings, none of them empty."""
-        given = self.take(name, (str, list), "a string or an array of strings") or []
-        found = tuple(checked_text(text, self.named(name)) for text in ([given] if isinstance(given, str) else given))
-        if not all(found):
+        value = self.take(name, (str, list), "a string or an array of strings") or []
+        texts = tuple(checked_text(text, self.named(name)) for text in ([value] if isinstance(value, str) else value))
+        if not all(texts):
             raise unfit(f"{self.named(name)} holds an empty string", "invalid_value")
-        return found
+        return texts
 
     def ignore(self, *names: str) -> None:
-        """Fields that change nothing in what is sampled."""
+        """Accept fields that do not change the sampling."""
         for name in names:
             self.left.pop(name, None)
 
-    def refuse(self, *names: str, unless: Sequence[Any] = (), why: str = "is not supported here; remove it") -> None:
-        """Fields that would change what is sampled, and cannot; values that mean nothing are let through."""
+    def refuse(self, *names: str, unless: Sequence[Any] = (), why: str = "is not supported; remove it") -> None:
+        """Refuse fields that would change the sampling and are not supported. Values without effect are accepted."""
         for name in names:
             value = self.left.pop(name, None)
             if value not in (None, [], {}, *unless):
                 raise unfit(f"{self.named(name)} {why}", "unsupported_parameter")
 
-    def done(self) -> None:
+    def refuse_unknown(self) -> None:
         if self.left:
             name = min(self.left)
             plain = name if name.isidentifier() and len(name) <= 60 else shown(name)
-            raise unfit(f"{self.named(plain)} is not known here; remove it", "unknown_parameter")
+            raise unfit(f"{self.named(plain)} is not a known parameter; remove it", "unknown_parameter")
 
 
 def kind_of(value: Any) -> str:
@@ -168,13 +168,13 @@ def checked_text(value: Any, where: str) -> str:
 
 
 def read_json(raw: bytes) -> Any:
-    """The value of a body."""
+    """The JSON value of a body."""
     try:
         return read_value(raw.decode())
     except Unreadable as error:
         raise unfit(f"the body: {error}", error.code) from None
     except UnicodeDecodeError:
-        raise unfit("the body: it is not JSON: it is no text in UTF-8", "invalid_json") from None
+        raise unfit("the body: it is not JSON: it is not UTF-8 text", "invalid_json") from None
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
@@ -183,21 +183,21 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
         return checked_text(content or "", where)
     if not isinstance(content, list):
         raise unfit(f"{where} must be a string or an array of parts, got {kind_of(content)}", "invalid_type")
-    found = []
-    for place, part in enumerate(content):
-        at = f"{where}.{place}"
+    texts = []
+    for index, part in enumerate(content):
+        at = f"{where}.{index}"
         fields = Fields(part, at)
         kind = fields.text("type")
         if kind not in kinds:
             raise unfit(
                 f"{at}: parts of type {shown(kind)} are not supported; this model reads text", "unsupported_part"
             )
-        found.append(fields.text("refusal" if kind == "refusal" else "text"))
-    return "".join(found)
+        texts.append(fields.text("refusal" if kind == "refusal" else "text"))
+    return "".join(texts)
 
 
 def call_of(name: Any, arguments: Any, where: str) -> ToolCall:
-    """A call in a conversation; its arguments are an object, or that as text."""
+    """A call in a conversation; its arguments are an object, or JSON text of an object."""
     if isinstance(arguments, str):
         try:
             arguments = read_value(arguments or "{}")
@@ -210,33 +210,33 @@ def call_of(name: Any, arguments: Any, where: str) -> ToolCall:
 
 
 def tool_of(name: Any, description: Any, parameters: Any, where: str) -> ToolSpec:
-    """A tool as a client defines it."""
-    given = {"type": "object", "properties": {}} if parameters is None or parameters == {} else parameters
-    if not isinstance(given, dict):
-        raise unfit(f"{where}: parameters must be an object, got {kind_of(given)}", "invalid_type")
+    """A tool from its definition by a client."""
+    schema = {"type": "object", "properties": {}} if parameters is None or parameters == {} else parameters
+    if not isinstance(schema, dict):
+        raise unfit(f"{where}: parameters must be an object, got {kind_of(schema)}", "invalid_type")
     try:
-        return ToolSpec(checked_text(name, where), checked_text(description or "", where), given)
+        return ToolSpec(checked_text(name, where), checked_text(description or "", where), schema)
     except ValueError as error:
         raise unfit(f"{where}: {error}", "invalid_value") from None
 
 
-def function_tools(given: list[Any], definition_of: Callable[[Fields], Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
-    """The tools of a request in OpenAI's form; the dialects differ in where an entry has its definition."""
+def function_tools(entries: list[Any], definition_of: Callable[[Fields], Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
+    """The tools of a request in OpenAI's form. The dialects differ in the place of the definition in an entry."""
     tools = []
-    for number, entry in enumerate(given):
+    for number, entry in enumerate(entries):
         where = f"tools.{number}"
         fields = Fields(entry, where)
         if fields.text("type") != "function":
-            raise unfit(f"{where}.type must be function: no other tools are here", "unsupported_value")
+            raise unfit(f"{where}.type must be function: other tools are not supported", "unsupported_value")
         tool = definition_of(fields)
         tools.append(tool_of(tool.get("name"), tool.get("description"), tool.get("parameters"), where))
     return tuple(tools)
 
 
 def in_order(results: Sequence[tuple[str, Message]], ids: Sequence[str], where: str) -> list[Message]:
-    """Results of tools in the order of the calls they answer: chat templates tell them apart by nothing else."""
-    places = {name: place for place, name in reversed(list(enumerate(ids)))}
+    """Tool results in the order of their calls: chat templates match results and calls only by order."""
+    index_of = {name: index for index, name in reversed(list(enumerate(ids)))}
     for name, _ in results:
-        if name not in places:
-            raise unfit(f"{where}: a result for {shown(name)}, which is no call of the message before", "invalid_value")
-    return [message for _, message in sorted(results, key=lambda result: places[result[0]])]
+        if name not in index_of:
+            raise unfit(f"{where}: the result for {shown(name)} answers no call of the message before", "invalid_value")
+    return [message for _, message in sorted(results, key=lambda result: index_of[result[0]])]

@@ -1,4 +1,4 @@
-"""The JSON of a body, read strictly: what comes through holds text, finite numbers and each field once."""
+"""Strict parsing of JSON bodies: valid text, finite numbers, and each field once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from turnwise.rollout.render.toolcalls import Fault, check_value
 
 DEEPEST = 64
 MOST_DIGITS = 300
-"""Of a whole number; more is no number that other languages could read."""
+"""The most digits of an integer; other languages could not read a longer one."""
 
 
 class Unreadable(ValueError):
-    """A text that is no JSON, or whose values nobody could pass on; `code` tells programs which."""
+    """The text is not JSON, or a value in it cannot be passed on. `code` says which, for programs."""
 
     def __init__(self, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)
@@ -37,16 +37,16 @@ def read_value(text: str) -> Any:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; with a field twice, readers would not agree on what it says."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Unreadable(f"the field {shown(twice)} is there twice", "invalid_json")
-    return found
+    """An object without repeated fields: JSON readers disagree on which value of a repeated field counts."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names: set[str] = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise Unreadable(f"the field {shown(twice)} occurs twice", "invalid_json")
+    return fields
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise Unreadable(f"a number of {len(text)} digits is out of range")
     return int(text)
@@ -60,7 +60,7 @@ def finite(text: str) -> float:
 
 
 def constant(text: str) -> NoReturn:
-    raise Unreadable(f"it is not JSON: there is no {text}", "invalid_json")
+    raise Unreadable(f"it is not JSON: {text} is not a JSON value", "invalid_json")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=whole, parse_float=finite, parse_constant=constant)
+DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=integer, parse_float=finite, parse_constant=constant)

@@ -30,7 +30,7 @@ HARMLESS = (
     "store",
     "user",
 )
-"""Fields that change nothing in what is sampled."""
+"""Fields that do not change the sampling."""
 IGNORED_OF_MESSAGES = ("name", "annotations", "audio", "function_call", "refusal")
 
 
@@ -40,67 +40,67 @@ def read(body: Any) -> Ask:
     messages = messages_of(fields.items("messages"))
     tools = function_tools(fields.items("tools"), lambda entry: entry.table("function"))
     choice = fields.left.pop("tool_choice", None)
-    limits = [fields.whole(name, 1) for name in ("max_completion_tokens", "max_tokens")]
-    asked = asked_of(fields) | asked_of_calls(fields, choice)
+    limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
+    settings = settings_of(fields) | call_settings_of(fields, choice)
     refuse_format(fields.table("response_format"))
-    if fields.whole("top_logprobs", 0):
+    if fields.integer("top_logprobs", 0):
         raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
     usage = Fields(fields.table("stream_options"), "stream_options")
     stop, logprobs, stream = fields.texts("stop"), fields.flag("logprobs"), fields.flag("stream")
-    fields.refuse("n", unless=(1,), why="may only be 1: send several requests, each is a sample of its own")
+    fields.refuse("n", unless=(1,), why="may only be 1: send several requests, each gives a new sample")
     fields.refuse("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
     fields.refuse("modalities", unless=(["text"],))
     fields.ignore(*HARMLESS)
-    fields.done()
+    fields.refuse_unknown()
     return Ask(
         model,
         messages,
         () if choice == "none" else tools,
         max_tokens=min((limit for limit in limits if limit is not None), default=None),
         stop=stop,
-        asked=asked,
+        settings=settings,
         logprobs=logprobs,
         stream=stream,
         stream_usage=usage.flag("include_usage"),
     )
 
 
-def asked_of(fields: Fields) -> dict[str, Any]:
-    """The settings of sampling that are given and mean something."""
-    given = {
+def settings_of(fields: Fields) -> dict[str, Any]:
+    """The sampling settings of the request that have an effect."""
+    settings = {
         "temperature": fields.number("temperature", 0, 2),
         "top_p": fields.number("top_p", 1e-6, 1),
-        "top_k": fields.whole("top_k", -1),
-        "seed": fields.whole("seed", -(1 << 63), (1 << 64) - 1),
+        "top_k": fields.integer("top_k", -1),
+        "seed": fields.integer("seed", -(1 << 63), (1 << 64) - 1),
         "frequency_penalty": fields.number("frequency_penalty", -2, 2) or None,
         "presence_penalty": fields.number("presence_penalty", -2, 2) or None,
         "reasoning_effort": fields.text("reasoning_effort") or None,
         "verbosity": fields.text("verbosity") or None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def asked_of_calls(fields: Fields, choice: Any) -> dict[str, Any]:
-    """What would force or forbid calls, and is up to the model here."""
-    asked = {} if choice in (None, "auto", "none") else {"tool_choice": choice}
+def call_settings_of(fields: Fields, choice: Any) -> dict[str, Any]:
+    """The settings that would force or forbid calls. They have no effect: the model decides."""
+    settings = {} if choice in (None, "auto", "none") else {"tool_choice": choice}
     parallel = fields.take("parallel_tool_calls", bool, "true or false")
-    return asked | ({"parallel_tool_calls": False} if parallel is False else {})
+    return settings | ({"parallel_tool_calls": False} if parallel is False else {})
 
 
 def refuse_format(form: Any) -> None:
     if not isinstance(form, dict) or form.get("type", "text") != "text":
-        raise unfit("only text can be promised as a response_format; ask for JSON in a message")
+        raise unfit("response_format must be text; ask for JSON in a message")
 
 
-def messages_of(given: list[Any]) -> Messages:
-    """Messages in the order a chat template reads them: results of tools in that of their calls."""
-    if not given:
+def messages_of(entries: list[Any]) -> Messages:
+    """Messages in the order that a chat template needs: tool results in the order of their calls."""
+    if not entries:
         raise unfit("messages is missing or empty", "missing_required_parameter")
     messages: list[Message] = []
     ids: list[str] = []
     results: list[tuple[str, Message]] = []
-    for place, entry in enumerate(given):
-        where = f"messages.{place}"
+    for index, entry in enumerate(entries):
+        where = f"messages.{index}"
         fields = Fields(entry, where)
         role = fields.text("role")
         if role not in ROLES:
@@ -113,14 +113,16 @@ def messages_of(given: list[Any]) -> Messages:
             messages += in_order(results, ids, where)
             ids, results = [], []
             thinking = fields.text("reasoning_content") or fields.text("reasoning")
-            entries = fields.items("tool_calls")
-            calls = tuple(call_of_entry(call, f"{where}.tool_calls.{at}", ids) for at, call in enumerate(entries))
+            call_entries = fields.items("tool_calls")
+            calls = tuple(
+                call_of_entry(call, f"{where}.tool_calls.{number}", ids) for number, call in enumerate(call_entries)
+            )
             if role != "assistant" and (calls or thinking):
                 raise unfit(f"{where}: only the assistant calls tools and thinks", "invalid_value")
             messages.append(Message(ROLES[role], content, thinking, calls))
         fields.ignore(*IGNORED_OF_MESSAGES, "reasoning")
-        fields.done()
-    return (*messages, *in_order(results, ids, f"messages.{len(given) - 1}"))
+        fields.refuse_unknown()
+    return (*messages, *in_order(results, ids, f"messages.{len(entries) - 1}"))
 
 
 def call_of_entry(entry: Any, where: str, ids: list[str]) -> Any:
@@ -142,16 +144,16 @@ def finish_of(answer: ServedAnswer) -> str:
 
 
 def usage_of(answer: ServedAnswer) -> dict[str, int]:
-    made = answer.num_tokens
+    sampled = answer.num_tokens
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": made,
-        "total_tokens": answer.prompt_tokens + made,
+        "completion_tokens": sampled,
+        "total_tokens": answer.prompt_tokens + sampled,
     }
 
 
 def logprobs_of(answer: ServedAnswer) -> dict[str, Any]:
-    """The logprob of every sampled token, an end token's too."""
+    """The logprob of every sampled token, including an end token."""
     content = [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
         for piece, logprob in zip(answer.pieces, answer.logprobs, strict=True)
@@ -198,8 +200,8 @@ def stream(ask: Ask, answer: ServedAnswer) -> Events:
         yield chunk({"reasoning_content": piece}), False
     for piece in in_pieces(answer.content):
         yield chunk({"content": piece}), False
-    for place, call in enumerate(calls_of(answer)):
-        yield chunk({"tool_calls": [{"index": place, **call}]}), False
+    for index, call in enumerate(calls_of(answer)):
+        yield chunk({"tool_calls": [{"index": index, **call}]}), False
     if ask.logprobs:
         yield chunk({}, logprobs=logprobs_of(answer)), False
     choice = {"index": 0, "delta": {}, "finish_reason": finish_of(answer), "logprobs": None}
@@ -209,7 +211,7 @@ def stream(ask: Ask, answer: ServedAnswer) -> Events:
     yield event("[DONE]"), False
 
 
-# ---------------------------------------------------------------- errors, as all of OpenAI's dialects have them
+# ---------------------------------------------------------------- errors of all of OpenAI's dialects
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions: a prompt of the client's own making, which no chat template touches."""
+"""OpenAI's /v1/completions: the client writes the whole prompt, without a chat template."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import Ask, Fields, checked_text, unfit
-from turnwise.serve.dialects.chat import HARMLESS, asked_of, error, error_event, finish_of, usage_of
+from turnwise.serve.dialects.chat import HARMLESS, error, error_event, finish_of, settings_of, usage_of
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
 DEFAULT_TOKENS = 16
-"""What the interface promises where a client names no limit."""
+"""The default of max_tokens in OpenAI's interface."""
 
 
 def read(body: Any) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
     raw = prompt_of(fields)
-    limit = fields.whole("max_tokens", 1)
-    asked, stop, stream = asked_of(fields), fields.texts("stop"), fields.flag("stream")
+    limit = fields.integer("max_tokens", 1)
+    settings, stop, stream = settings_of(fields), fields.texts("stop"), fields.flag("stream")
     logprobs = fields.take("logprobs", (int, bool), "a whole number")
     if logprobs is not None and logprobs > 1:
         raise unfit("logprobs may be 0 or 1: only the sampled token's logprob is known")
     usage = Fields(fields.table("stream_options"), "stream_options")
-    fields.refuse("n", "best_of", unless=(1,), why="may only be 1: send several requests, each is a sample of its own")
+    fields.refuse("n", "best_of", unless=(1,), why="may only be 1: send several requests, each gives a new sample")
     fields.refuse("echo", unless=(False,))
     fields.refuse("suffix", unless=("",))
     fields.refuse("logit_bias")
     fields.ignore(*HARMLESS)
-    fields.done()
+    fields.refuse_unknown()
     return Ask(
         model,
         raw=raw,
         max_tokens=DEFAULT_TOKENS if limit is None else limit,
         stop=stop,
-        asked=asked,
+        settings=settings,
         logprobs=logprobs is not None,
         stream=stream,
         stream_usage=usage.flag("include_usage"),
@@ -45,13 +45,13 @@ def read(body: Any) -> Ask:
 
 def prompt_of(fields: Fields) -> str | tuple[int, ...]:
     """A string, an array of tokens, or an array of one of these."""
-    given = fields.left.pop("prompt", None)
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
-        [given] = given
-    if isinstance(given, str) and given:
-        return checked_text(given, "prompt")
-    if isinstance(given, list) and given and all(type(token) is int for token in given):
-        return tuple(given)
+    prompt = fields.left.pop("prompt", None)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        [prompt] = prompt
+    if isinstance(prompt, str) and prompt:
+        return checked_text(prompt, "prompt")
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return tuple(prompt)
     raise unfit("prompt must be one string or one array of tokens, and not empty", "invalid_type")
 
 

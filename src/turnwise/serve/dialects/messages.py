@@ -27,17 +27,17 @@ HARMLESS = ("metadata", "service_tier", "container", "inference_geo", "speed")
 def read(body: Any) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
-    limit = fields.whole("max_tokens", 1)
+    limit = fields.integer("max_tokens", 1)
     if limit is None:
         raise unfit("max_tokens: field required", "missing_required_parameter")
     system = text_of(fields.left.pop("system", None), "system")
     messages = messages_of(fields.items("messages"))
     tools = tools_of(fields.items("tools"))
     choice = fields.table("tool_choice")
-    given = {
+    settings = {
         "temperature": fields.number("temperature", 0, 1),
         "top_p": fields.number("top_p", 1e-6, 1),
-        "top_k": fields.whole("top_k", 0),
+        "top_k": fields.integer("top_k", 0),
         "thinking": thought if (thought := fields.table("thinking")).get("type", "disabled") != "disabled" else None,
         "tool_choice": choice if choice.get("type", "auto") not in ("auto", "none") else None,
         "disable_parallel_tool_use": True if choice.get("disable_parallel_tool_use") else None,
@@ -46,30 +46,30 @@ def read(body: Any) -> Ask:
     stop, stream = fields.texts("stop_sequences"), fields.flag("stream")
     fields.refuse("mcp_servers", "context_management", "output_format")
     fields.ignore(*HARMLESS)
-    fields.done()
-    told = (Message("system", system),) if system else ()
+    fields.refuse_unknown()
+    instructions = (Message("system", system),) if system else ()
     return Ask(
         model,
-        (*told, *messages),
+        (*instructions, *messages),
         () if choice.get("type") == "none" else tools,
         max_tokens=limit,
         stop=stop,
-        asked={name: value for name, value in given.items() if value is not None},
+        settings={name: value for name, value in settings.items() if value is not None},
         stream=stream,
     )
 
 
-def messages_of(given: list[Any]) -> Messages:
-    """Messages with each result of a tool as one of its own, in the order of the calls."""
-    if not given:
+def messages_of(entries: list[Any]) -> Messages:
+    """Messages with one message per tool result, in the order of the calls."""
+    if not entries:
         raise unfit("messages: at least one message is required", "missing_required_parameter")
     messages: list[Message] = []
     ids: list[str] = []
-    for place, entry in enumerate(given):
-        where = f"messages.{place}"
+    for index, entry in enumerate(entries):
+        where = f"messages.{index}"
         fields = Fields(entry, where)
         role, content = fields.text("role"), fields.left.pop("content", "")
-        fields.done()
+        fields.refuse_unknown()
         if role not in ("user", "assistant"):
             raise unfit(f"{where}.role must be user or assistant, got {shown(role)}", "invalid_value")
         if role == "assistant":
@@ -79,7 +79,7 @@ def messages_of(given: list[Any]) -> Messages:
             messages += questions_of(content, where, ids)
             ids = []
     if messages[-1].role == "assistant":
-        raise unfit("the last message is the assistant's: beginning its answer for it is not supported")
+        raise unfit("the last message is the assistant's: prefilling an answer is not supported; remove it")
     return tuple(messages)
 
 
@@ -88,7 +88,7 @@ def blocks_of(content: Any, where: str) -> list[Fields]:
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise unfit(f"{where}.content must be a string or an array of blocks, got {kind_of(content)}", "invalid_type")
-    return [Fields(block, f"{where}.content.{place}") for place, block in enumerate(content)]
+    return [Fields(block, f"{where}.content.{index}") for index, block in enumerate(content)]
 
 
 def answer_of(content: Any, where: str, ids: list[str]) -> Message:
@@ -103,30 +103,30 @@ def answer_of(content: Any, where: str, ids: list[str]) -> Message:
             ids.append(block.required("id"))
             calls.append(call_of(block.required("name"), block.table("input"), block.where))
         elif kind != "redacted_thinking":
-            raise unfit(f"{block.where}: blocks of type {shown(kind)} are not supported here", "unsupported_value")
+            raise unfit(f"{block.where}: blocks of type {shown(kind)} are not supported", "unsupported_value")
     return Message("assistant", "".join(texts), "".join(thoughts), tuple(calls))
 
 
 def questions_of(content: Any, where: str, ids: list[str]) -> list[Message]:
-    """Results of tools, and then what a person says."""
+    """The tool results of a user message, then its text."""
     texts, results = [], []
     for block in blocks_of(content, where):
         kind = block.text("type")
         if kind == "text":
             texts.append(block.text("text"))
         elif kind == "tool_result":
-            said = text_of(block.left.get("content"), f"{block.where}.content")
-            results.append((block.required("tool_use_id"), Message("tool", said)))
+            result = text_of(block.left.get("content"), f"{block.where}.content")
+            results.append((block.required("tool_use_id"), Message("tool", result)))
         else:
             raise unfit(f"{block.where}: blocks of type {shown(kind)} are not supported; this model reads text")
-    person = [Message("user", "\n".join(texts))] if texts else []
-    return in_order(results, ids, where) + person
+    user_messages = [Message("user", "\n".join(texts))] if texts else []
+    return in_order(results, ids, where) + user_messages
 
 
-def tools_of(given: list[Any]) -> tuple[ToolSpec, ...]:
+def tools_of(entries: list[Any]) -> tuple[ToolSpec, ...]:
     tools = []
-    for place, entry in enumerate(given):
-        where = f"tools.{place}"
+    for index, entry in enumerate(entries):
+        where = f"tools.{index}"
         fields = Fields(entry, where)
         if fields.text("type", "custom") != "custom":
             raise unfit(f"{where}: tools that the server runs are not supported", "unsupported_value")
@@ -146,14 +146,14 @@ def stop_of(answer: ServedAnswer) -> str:
 
 
 def blocks(answer: ServedAnswer) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+    content: list[dict[str, Any]] = []
     if answer.said.thinking:
-        made.append({"type": "thinking", "thinking": answer.said.thinking, "signature": ""})
+        content.append({"type": "thinking", "thinking": answer.said.thinking, "signature": ""})
     if answer.content:
-        made.append({"type": "text", "text": answer.content})
+        content.append({"type": "text", "text": answer.content})
     for (name, function, _), call in zip(answer.calls, answer.said.calls, strict=True):
-        made.append({"type": "tool_use", "id": name, "name": function, "input": dict(call.arguments)})
-    return made
+        content.append({"type": "tool_use", "id": name, "name": function, "input": dict(call.arguments)})
+    return content
 
 
 def head(answer: ServedAnswer) -> dict[str, Any]:
@@ -170,20 +170,20 @@ def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
 
 
 def stream(ask: Ask, answer: ServedAnswer) -> Events:
-    def tell(kind: str, **data: Any) -> str:
+    def typed_event(kind: str, **data: Any) -> str:
         return event({"type": kind, **data}, kind)
 
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 0}
     empty = {**head(answer), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield tell("message_start", message=empty), False
-    for place, block in enumerate(blocks(answer)):
-        yield tell("content_block_start", index=place, content_block=emptied(block)), False
+    yield typed_event("message_start", message=empty), False
+    for index, block in enumerate(blocks(answer)):
+        yield typed_event("content_block_start", index=index, content_block=emptied(block)), False
         for delta in deltas(block, answer):
-            yield tell("content_block_delta", index=place, delta=delta), False
-        yield tell("content_block_stop", index=place), False
-    made = {"output_tokens": answer.num_tokens}
-    yield tell("message_delta", delta=end_of(answer), usage=made, turnwise=answer.note), True
-    yield tell("message_stop"), False
+            yield typed_event("content_block_delta", index=index, delta=delta), False
+        yield typed_event("content_block_stop", index=index), False
+    usage_at_end = {"output_tokens": answer.num_tokens}
+    yield typed_event("message_delta", delta=end_of(answer), usage=usage_at_end, turnwise=answer.note), True
+    yield typed_event("message_stop"), False
 
 
 def emptied(block: dict[str, Any]) -> dict[str, Any]:

@@ -35,43 +35,43 @@ def read(body: Any) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
     instructions = fields.text("instructions")
-    told = (Message("system", instructions),) if instructions else ()
-    given = fields.take("input", (str, list), "a string or an array of items") or []
-    messages = (Message("user", given),) if isinstance(given, str) else Conversation().read(given)
+    system = (Message("system", instructions),) if instructions else ()
+    items = fields.take("input", (str, list), "a string or an array of items") or []
+    messages = (Message("user", items),) if isinstance(items, str) else Conversation().read(items)
     if not messages:
         raise unfit("input is missing or empty", "missing_required_parameter")
     choice = fields.left.pop("tool_choice", None)
     tools = function_tools(fields.items("tools"), lambda entry: entry.left)
-    asked = chat.asked_of(fields) | chat.asked_of_calls(fields, choice)
+    settings = chat.settings_of(fields) | chat.call_settings_of(fields, choice)
     if reasoning := fields.table("reasoning"):
-        asked["reasoning"] = reasoning
+        settings["reasoning"] = reasoning
     form = fields.table("text")
     chat.refuse_format(form.get("format") or {})
     logprobs = "message.output_text.logprobs" in fields.items("include")
-    if fields.whole("top_logprobs", 0):
+    if fields.integer("top_logprobs", 0):
         raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
-    limit, stream = fields.whole("max_output_tokens", 1), fields.flag("stream")
+    limit, stream = fields.integer("max_output_tokens", 1), fields.flag("stream")
     after = fields.text("previous_response_id").removeprefix("resp_")
     fields.refuse("background", unless=(False,))
     fields.refuse("truncation", unless=("disabled",))
     fields.refuse("conversation", "prompt", "max_tool_calls", "context_management", "moderation")
     fields.ignore(*HARMLESS)
-    fields.done()
+    fields.refuse_unknown()
     return Ask(
         model,
-        (*told, *messages),
+        (*system, *messages),
         () if choice == "none" else tools,
         max_tokens=limit,
-        asked=asked,
+        settings=settings,
         logprobs=logprobs,
         stream=stream,
         after=after,
-        instructions=len(told),
+        instructions=len(system),
     )
 
 
 class Conversation:
-    """Items put together into messages: thinking, text and calls of one answer are items of their own here."""
+    """Combines items into messages: in this dialect, thinking, text and calls of one answer are separate items."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -82,8 +82,8 @@ class Conversation:
         self.results: list[tuple[str, Message]] = []
 
     def read(self, items: list[Any]) -> Messages:
-        for place, item in enumerate(items):
-            self.add(Fields(item, f"input.{place}"))
+        for index, item in enumerate(items):
+            self.add(Fields(item, f"input.{index}"))
         self.end_answer()
         self.end_results(f"input.{len(items) - 1}")
         return tuple(self.messages)
@@ -135,21 +135,21 @@ class Conversation:
 
 
 def items_of(ask: Ask, answer: ServedAnswer) -> list[dict[str, Any]]:
-    """Thinking, text and calls, each an item."""
+    """The items of an answer: thinking, text, and each call."""
     items: list[dict[str, Any]] = []
     if answer.said.thinking:
         part = {"type": "reasoning_text", "text": answer.said.thinking}
         items.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": [part]})
     if answer.content or not answer.said.calls:
-        said: dict[str, Any] = {"type": "output_text", "text": answer.content, "annotations": []}
+        text_part: dict[str, Any] = {"type": "output_text", "text": answer.content, "annotations": []}
         if ask.logprobs:
-            said["logprobs"] = chat.logprobs_of(answer)["content"]
-        items.append({"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [said]})
-    for place, (name, function, arguments) in enumerate(answer.calls):
-        call = {"type": "function_call", "id": f"fc_{answer.id}_{place}", "call_id": name}
+            text_part["logprobs"] = chat.logprobs_of(answer)["content"]
+        items.append({"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [text_part]})
+    for index, (name, function, arguments) in enumerate(answer.calls):
+        call = {"type": "function_call", "id": f"fc_{answer.id}_{index}", "call_id": name}
         items.append({**call, "name": function, "arguments": arguments})
-    done = "incomplete" if is_cut(answer) else "completed"
-    return [{**item, "status": done} for item in items]
+    status = "incomplete" if is_cut(answer) else "completed"
+    return [{**item, "status": status} for item in items]
 
 
 def is_cut(answer: ServedAnswer) -> bool:
@@ -158,13 +158,13 @@ def is_cut(answer: ServedAnswer) -> bool:
 
 def frame(ask: Ask, answer: ServedAnswer, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
     """A response object."""
-    made = answer.num_tokens
+    output_tokens = answer.num_tokens
     usage = {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": made,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": answer.prompt_tokens + made,
+        "total_tokens": answer.prompt_tokens + output_tokens,
     }
     tools = [{"type": "function", **tool.schema["function"], "strict": False} for tool in ask.tools]
     return {
@@ -194,28 +194,28 @@ def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
 def stream(ask: Ask, answer: ServedAnswer) -> Events:
     numbers = count()
 
-    def tell(kind: str, **data: Any) -> str:
+    def typed_event(kind: str, **data: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-    begun = frame(ask, answer, "in_progress", [])
-    yield tell("response.created", response=begun), False
-    yield tell("response.in_progress", response=begun), False
-    for place, item in enumerate(items_of(ask, answer)):
+    empty_response = frame(ask, answer, "in_progress", [])
+    yield typed_event("response.created", response=empty_response), False
+    yield typed_event("response.in_progress", response=empty_response), False
+    for index, item in enumerate(items_of(ask, answer)):
         for kind, data in item_events(item):
-            yield tell(kind, output_index=place, **data), False
-    whole = write(ask, answer)
-    yield tell(f"response.{whole['status']}", response=whole), True
+            yield typed_event(kind, output_index=index, **data), False
+    response = write(ask, answer)
+    yield typed_event(f"response.{response['status']}", response=response), True
 
 
 def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is said of an item while it comes."""
+    """The events of one streamed item."""
     name = item["id"]
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     yield "response.output_item.added", {"item": {**item, **empty, "status": "in_progress"}}
     if item["type"] == "function_call":
         yield "response.function_call_arguments.delta", {"item_id": name, "delta": item["arguments"]}
-        done = {"item_id": name, "name": item["name"], "arguments": item["arguments"]}
-        yield "response.function_call_arguments.done", done
+        arguments = {"item_id": name, "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", arguments
     else:
         [part] = item["content"]
         where = {"item_id": name, "content_index": 0}
@@ -230,5 +230,7 @@ def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def error_event(refusal: Refusal) -> str:
-    about = error(refusal)["error"]
-    return event({"type": "error", "sequence_number": 0, "param": None, **about, "code": about["code"] or ""}, "error")
+    details = error(refusal)["error"]
+    return event(
+        {"type": "error", "sequence_number": 0, "param": None, **details, "code": details["code"] or ""}, "error"
+    )

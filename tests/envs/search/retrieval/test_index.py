@@ -39,7 +39,7 @@ def test_passages_are_read_by_number(corpus):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no passages"),
+        ("", "has no passages"),
         ('{"contents": "x"}\n{', "line 2: not JSON"),
         ('{"contents": "x"}\n{"text": "x"}\n', "line 2: contents: needs to be a text"),
         ('{"contents": "x"}\n[1]\n', "line 2: contents: needs to be a text"),
@@ -54,7 +54,7 @@ def test_a_line_that_is_no_passage_is_named(tmp_path, content, message):
 def test_a_corpus_is_of_the_catalogue_or_a_file(tmp_path):
     with pytest.raises(ValueError, match="run: turnwise data factbook"):
         corpus_file("factbook")
-    with pytest.raises(ValueError, match="no corpus at factbok; write"):
+    with pytest.raises(ValueError, match="no corpus at factbok; set corpus"):
         corpus_file("factbok")
 
 
@@ -108,7 +108,7 @@ def encoder(tmp_path):
     return tmp_path / "e"
 
 
-def test_dense_vectors_find_what_is_most_alike(corpus, encoder):
+def test_dense_vectors_find_the_most_similar_passage(corpus, encoder):
     index = Dense.of(corpus, encoder)
     texts = list(corpus.texts())
     for number, found in enumerate(index.search(texts, 2)):

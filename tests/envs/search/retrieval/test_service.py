@@ -54,7 +54,7 @@ def test_the_wire_format_is_that_of_search_r1(local):
     "body",
     [{}, {"queries": "word7"}, {"queries": [1]}, {"queries": ["a"], "topk": 0}, {"queries": ["a"], "topk": 10**9}, 3],
 )
-def test_what_is_no_request_is_refused_and_the_server_goes_on(local, body):
+def test_malformed_requests_are_refused_and_the_server_continues(local, body):
     _, url = local.running()
     with pytest.raises(urllib.error.HTTPError, match="422"):
         post(url, body)
@@ -138,7 +138,7 @@ def test_a_remote_server_is_asked_the_same_way(local):
         Remote(url).search(["x"], 0)
 
 
-def test_nobody_answers(monkeypatch):
+def test_a_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with pytest.raises(ConnectionError, match="no retrieval server answers at http://127.0.0.1:9"):
         Remote("http://127.0.0.1:9", seconds=1).search(["x"], 1)
@@ -147,7 +147,7 @@ def test_nobody_answers(monkeypatch):
 
 
 def test_an_answer_of_another_form_is_refused():
-    with pytest.raises(ValueError, match="another form than Search-R1's"):
+    with pytest.raises(ValueError, match="does not have Search-R1's form"):
         service.passages_in({"result": [["text"]]})
 
 

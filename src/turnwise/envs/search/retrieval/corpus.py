@@ -1,4 +1,4 @@
-"""A corpus: a file with a passage a line, in Search-R1's form, read where it is asked for."""
+"""A corpus: a file with one passage per line, in Search-R1's form. Passages are read on demand."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from turnwise.data.factbook import FACTBOOK, PASSAGES
 
 
 def corpus_file(name: str) -> Path:
-    """The file of a corpus: that of the catalogue, or a file of the user's own."""
+    """The file of a corpus: one of the catalogue, or the user's file."""
     if name == FACTBOOK.name:
         return FACTBOOK.located() / PASSAGES
     if not Path(name).is_file():
         raise ValueError(
-            f'no corpus at {name}; write "{FACTBOOK.name}", or a file with {{"contents": "\\"title\\"\\ntext"}} a line'
+            f'there is no corpus at {name}; set corpus to "{FACTBOOK.name}", or to a file with one '
+            f'{{"contents": "\\"title\\"\\ntext"}} per line'
         )
     return Path(name).resolve()
 
 
 class Corpus:
-    """The passages of a file by number; a file of any size takes no memory, but for a number each.
+    """The passages of a file by number. The file is memory-mapped; only one number per passage is in memory.
 
     Example:
         Corpus(corpus_file("factbook"))[17] == {"id": "17", "contents": "\\"Algeria: Capital\\"\\nname: Algiers; ..."}
@@ -38,7 +39,7 @@ class Corpus:
         try:
             self.bytes = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise ValueError(f"{path} holds no passages; write one a line") from None
+            raise ValueError(f"{path} has no passages; write one per line") from None
         starts = [0]
         while (end := self.bytes.find(b"\n", starts[-1])) != -1:
             starts.append(end + 1)
@@ -59,11 +60,11 @@ class Corpus:
         return passage
 
     def texts(self) -> Iterator[str]:
-        """All that is searched."""
+        """The texts of all passages."""
         return (self[number]["contents"] for number in range(len(self)))
 
     def mark(self) -> str:
-        """Changes with the file, so that what was made of another is not taken for its own."""
+        """A key that changes with the file, so that an index of another file is not used for this one."""
         state = self.path.stat()
         key = f"{self.path.resolve()}/{state.st_size}/{state.st_mtime_ns}"
         return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

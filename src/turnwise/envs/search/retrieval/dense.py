@@ -1,4 +1,4 @@
-"""Dense retrieval: which passages mean the most alike, by the vectors of a sentence encoder."""
+"""Dense retrieval: finds the passages with the most similar meaning, by vectors of a sentence encoder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from turnwise.envs.search.retrieval.index import Found, best
 log = logging.getLogger(__name__)
 VECTORS = "vectors.npy"
 LONGEST = 256
-"""Tokens of a text that the encoder looks at."""
+"""How many tokens of a text the encoder reads."""
 
 
 class Encoder:
-    """Texts as vectors of length 1: the mean of a model's last states."""
+    """Encodes texts as vectors of length 1: the mean of a model's last hidden states."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModel, AutoTokenizer
@@ -36,10 +36,10 @@ class Encoder:
         """[texts, width] float32"""
         import torch
 
-        given = self.tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+        inputs = self.tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         with torch.inference_mode():
-            states = self.model(**given).last_hidden_state
-            mask = given["attention_mask"][..., None].to(states.dtype)
+            states = self.model(**inputs).last_hidden_state
+            mask = inputs["attention_mask"][..., None].to(states.dtype)
             means = (states * mask).sum(1) / mask.sum(1)
             return torch.nn.functional.normalize(means, dim=-1).numpy()
 
@@ -53,17 +53,17 @@ class Dense:
 
     @classmethod
     def of(cls, corpus: Corpus, encoder_folder: Path | None = None, *, make: bool = True) -> Dense:
-        """The index of a corpus; where it is not in the cache yet, made at some 70 passages a second and core, or
-        refused."""
+        """The index of a corpus. If it is not in the cache, it is made (some 70 passages per second and core); with
+        `make` false, this is a ValueError."""
         folder = encoder_folder or MINILM.located()
-        place = cache_folder() / f"dense-{corpus.mark()}"
-        if not make and not place.is_dir():
+        index_folder = cache_folder() / f"dense-{corpus.mark()}"
+        if not make and not index_folder.is_dir():
             raise ValueError(
                 f"there is no dense index of {corpus.path.name} yet, and it takes minutes to make; run: "
                 f"turnwise retrieve {corpus.path} --retriever dense --only-index"
             )
         encoder = Encoder(folder)
-        return cls(made_once(place, lambda aside: write_vectors(corpus, encoder, aside / VECTORS)), encoder)
+        return cls(made_once(index_folder, lambda aside: write_vectors(corpus, encoder, aside / VECTORS)), encoder)
 
     def search(self, queries: Sequence[str], topk: int) -> list[Found]:
         scores = self.encoder.encode(queries) @ self.vectors.T if queries else []
@@ -71,17 +71,17 @@ class Dense:
 
 
 def write_vectors(corpus: Corpus, encoder: Encoder, path: Path) -> None:
-    """Encode a corpus, texts of like length together."""
+    """Encode a corpus, in batches of texts with similar lengths."""
     texts = list(corpus.texts())
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
     vectors: Any = None
-    for done, numbers in enumerate(chunks(order, 32)):
-        made = encoder.encode([texts[number] for number in numbers])
+    for batch, numbers in enumerate(chunks(order, 32)):
+        encoded = encoder.encode([texts[number] for number in numbers])
         if vectors is None:
-            vectors = np.lib.format.open_memmap(path, "w+", np.float32, (len(texts), made.shape[1]))
-        vectors[numbers] = made
-        if done % 32 == 31:
-            log.info("encoded %d of %d passages", (done + 1) * 32, len(texts))
+            vectors = np.lib.format.open_memmap(path, "w+", np.float32, (len(texts), encoded.shape[1]))
+        vectors[numbers] = encoded
+        if batch % 32 == 31:
+            log.info("encoded %d of %d passages", (batch + 1) * 32, len(texts))
     vectors.flush()
 
 

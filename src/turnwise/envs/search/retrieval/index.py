@@ -1,4 +1,4 @@
-"""Indexes: which passages of a corpus answer a query best. Made once, kept in the user's cache, mapped from there."""
+"""Indexes: find the best passages of a corpus for a query. An index is made once and memory-mapped from the cache."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Found = list[tuple[int, float]]
 """Numbers of passages and their scores, best first."""
 WORD = re.compile(r"\w+")
 TITLE = 3
-"""How often the words of a title count."""
+"""How many times the words of a title count."""
 SHORTNESS = 0.4
-"""How much a passage gains by being short, between 0 and 1."""
+"""BM25's b: how much a short passage gains, between 0 and 1."""
 
 
 class Index(Protocol):
-    """What a server asks."""
+    """The interface that a server uses."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[Found]:
-        """Up to `topk` passages for each query; fewer where fewer have anything to do with it."""
+        """Up to `topk` passages for each query; fewer if fewer match it."""
         ...
 
 
 def words(text: str) -> list[str]:
-    """What is compared. No word is too common: "no" and "in" are codes of countries."""
+    """The words of a text. There are no stop words: "no" and "in" are codes of countries."""
     return WORD.findall(text.lower())
 
 
 def weighed_words(contents: str) -> list[str]:
-    """The words of a passage, those of its title several times."""
+    """The words of a passage; those of its title occur several times."""
     title, _, text = contents.partition("\n")
     return words(title) * TITLE + words(text)
 
@@ -51,7 +51,7 @@ class Bm25:
 
     @classmethod
     def of(cls, corpus: Corpus) -> Bm25:
-        """The index of a corpus, made where it is not in the cache yet."""
+        """The index of a corpus; it is made if it is not in the cache."""
         if importlib.util.find_spec("bm25s") is None:
             raise ValueError('retrieval by words needs bm25s: pip install "turnwise[search]"')
 
@@ -68,12 +68,12 @@ class Bm25:
         return [self.best(words(query), topk) for query in queries]
 
     def best(self, query: list[str], topk: int) -> Found:
-        known = self.model.get_tokens_ids(query)
-        return best(self.model.get_scores_from_ids(known), topk) if known else []
+        token_ids = self.model.get_tokens_ids(query)
+        return best(self.model.get_scores_from_ids(token_ids), topk) if token_ids else []
 
 
 def best(scores: Any, topk: int, above: float = 0.0) -> Found:
-    """The highest scores, best first; of equal ones the earlier passage."""
+    """The passages with the highest scores, best first; among equal scores, the earlier passage first."""
     topk = min(topk, len(scores))
     limit = np.partition(scores, len(scores) - topk)[len(scores) - topk] if topk else np.inf
     numbers = np.flatnonzero(scores >= limit)

@@ -3,7 +3,7 @@
     POST /retrieve {"queries": ["capital of Fiji", ...], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"id": "17", "contents": "\\"Fiji: Capital\\"\\n..."}, "score": 14.2}, ...], ...]}
 
-It listens on this machine only, unless told otherwise.
+By default it listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ def application(corpus: Corpus, index: Index) -> Any:
         return {"status": "ok", "passages": len(corpus)}
 
     @app.post("/retrieve")
-    def retrieve(asked: SearchRequest) -> dict[str, Any]:
-        found = index.search(asked.queries, asked.topk)
-        if not asked.return_scores:
-            return {"result": [[corpus[number] for number, _ in one] for one in found]}
-        return {"result": [[{"document": corpus[number], "score": score} for number, score in one] for one in found]}
+    def retrieve(request: SearchRequest) -> dict[str, Any]:
+        results = index.search(request.queries, request.topk)
+        if not request.return_scores:
+            return {"result": [[corpus[number] for number, _ in one] for one in results]}
+        return {"result": [[{"document": corpus[number], "score": score} for number, score in one] for one in results]}
 
     return app
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound already, so that a free port is ours as soon as it is known."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A bound socket, so that no other process can take the port before the server starts."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        made.close()
+        listener.close()
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port") from None
-    made.listen(128)
-    return made
+    listener.listen(128)
+    return listener
 
 
 def serve(corpus: Corpus, index: Index, host: str, port: int, say: Callable[[int], None]) -> None:
-    """Serve until told to stop; `say` is told the port when all that takes time is done."""
+    """Serve until the process is stopped. `say` gets the port as soon as the socket listens."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(application(corpus, index), log_level="warning", access_log=False))
@@ -91,7 +91,7 @@ def serve(corpus: Corpus, index: Index, host: str, port: int, say: Callable[[int
 
 
 def die_with_parent() -> None:
-    """End the process when its standard input does: the parent holds the other end, and lets go however it dies."""
+    """End the process when its standard input closes: the parent has the other end, which closes however it dies."""
 
     def watch() -> None:
         while sys.stdin.buffer.read(4096):
@@ -102,7 +102,7 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    """A server as a run starts it: says its port on standard output once it can be asked."""
+    """The server process of a run: it prints its port on standard output when it is ready."""
     parser = argparse.ArgumentParser(description="started by the environment search; see turnwise retrieve --help")
     parser.add_argument("corpus")
     parser.add_argument("retriever", choices=RETRIEVERS)

@@ -1,4 +1,4 @@
-"""Retrieval services: a server that somebody runs, or one of our own that is started when it is first asked."""
+"""Retrieval services: an existing server, or a server that is started with the first search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNREACHABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What a server found.
+    """A passage that a server found.
 
     Example:
         Passage("Fiji: Capital", "name: Suva (on Viti Levu); ...", 14.2)
@@ -39,7 +39,7 @@ class Passage:
 
 
 class SearchService(Protocol):
-    """What environments ask."""
+    """The interface that environments use."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """The best passages for each query. Raises ConnectionError if the service does not answer."""
@@ -47,26 +47,29 @@ class SearchService(Protocol):
 
 
 def ask(url: str, queries: Sequence[str], topk: int, seconds: float, *, proxies: bool = True) -> list[list[Passage]]:
-    """What the server at an address finds, in one call."""
+    """The passages that the server at an address finds, in one call."""
     body = json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
     request = urllib.request.Request(f"{url.rstrip('/')}/retrieve", body, {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(*([] if proxies else [urllib.request.ProxyHandler({})]))
     try:
         with opener.open(request, timeout=seconds) as response:
-            found = passages_in(json.load(response))
+            results = passages_in(json.load(response))
     except urllib.error.HTTPError as error:
         raise ValueError(f"{url}/retrieve answered {error.code} {error.reason}") from None
-    if len(found) != len(queries):
-        raise ValueError(f"the retrieval server at {url} answered {len(found)} of {len(queries)} queries")
-    return found
+    if len(results) != len(queries):
+        raise ValueError(f"the retrieval server at {url} answered {len(results)} of {len(queries)} queries")
+    return results
 
 
 def passages_in(answer: Any) -> list[list[Passage]]:
     """The passages in a server's answer."""
     try:
-        return [[passage_of(one["document"]["contents"], one["score"]) for one in found] for found in answer["result"]]
+        return [
+            [passage_of(result["document"]["contents"], result["score"]) for result in results]
+            for results in answer["result"]
+        ]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"a retrieval server gave an answer of another form than Search-R1's: {error!r}") from None
+        raise ValueError(f"the answer of a retrieval server does not have Search-R1's form: {error!r}") from None
 
 
 def passage_of(contents: str, score: float) -> Passage:
@@ -75,7 +78,7 @@ def passage_of(contents: str, score: float) -> Passage:
 
 
 class Remote:
-    """A server that somebody else runs."""
+    """An existing server."""
 
     def __init__(self, url: str, seconds: float = 60.0, tries: int = 4) -> None:
         if not url.startswith(("http://", "https://")):
@@ -98,8 +101,8 @@ class Remote:
 
 
 class Local:
-    """A server in a process of its own on this machine. It starts with the first search, starts again when it has
-    died, and ends with this process."""
+    """A server in a separate process on this machine. It starts with the first search, is restarted if it dies, and
+    ends with this process."""
 
     def __init__(self, corpus: str, retriever: str, seconds: float = 60.0, tries: int = 4) -> None:
         if retriever not in RETRIEVERS:
@@ -116,7 +119,7 @@ class Local:
         self.process: subprocess.Popen[str] | None = None
         self.port = 0
         self.starts = 0
-        """How often it was started."""
+        """How many times it was started."""
         atexit.register(self.close)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
@@ -140,22 +143,22 @@ class Local:
             return self.process, f"http://127.0.0.1:{self.port}"
 
     def start(self) -> tuple[subprocess.Popen[str], int]:
-        """A new process that can be asked, and its port. Its index may have to be made first."""
+        """A new process that is ready, and its port. The process may have to make its index first."""
         command = [sys.executable, "-m", "turnwise.envs.search.retrieval.server", self.corpus, self.retriever]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a person who presses Ctrl-C stops the run, which then ends this process
+            start_new_session=True,  # Ctrl-C reaches only the run, which then ends this process
         )
         assert process.stdout is not None
-        word, _, rest = process.stdout.readline().strip().partition(" ")
+        word, _, message = process.stdout.readline().strip().partition(" ")
         if word != "port":
             process.kill()
             process.wait()
-            raise ValueError(rest or "the retrieval server ended before it could be asked")
-        return process, int(rest)
+            raise ValueError(message or "the retrieval server ended before it was ready")
+        return process, int(message)
 
     def give_up(self, process: subprocess.Popen[str]) -> None:
         """End a process that does not answer, unless another caller has already."""
