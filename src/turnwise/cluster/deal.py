@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from turnwise.plan.balance import Cost, balance
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM
 from turnwise.types import Turn
 
 Layout = Callable[[Sequence[Turn], int], list[Plan]]
@@ -76,7 +76,7 @@ def busiest(plans: Sequence[Plan], ranks: int, cost: Cost) -> float:
     return max(sum(costs[place] for place in share) for share in balance(costs, ranks))
 
 
-def cost_of(model: Any) -> Cost:
+def cost_of(model: CausalLM) -> Cost:
     """What a token and a pair of tokens cost in multiplications: enough to compare plans, of unknown unit."""
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

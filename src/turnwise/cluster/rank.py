@@ -22,6 +22,7 @@ from turnwise.learn.perturbation import Change
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import Reduce
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import ChatTokenizer
 
 MakeLearner = Callable[[Callable[[Policy], Policy], Reduce], Learner]
 """(what is done with every policy once it is made, how sums are added up over ranks) -> a learner."""
@@ -136,7 +137,7 @@ class Rank:
                 seen[id(tensor)] = complete.cpu() if self.is_first else complete.new_empty(0)
         return {name: seen[id(tensor)] for name, tensor in tensors.items()} if self.is_first else None
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """A checkpoint like that of any learner: the first rank writes the weights, and each its part of the rest."""
         weights = self.weights()
         if weights is not None:

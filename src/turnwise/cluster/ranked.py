@@ -15,6 +15,7 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import ChatTokenizer
 
 
 class Ranks(Protocol):
@@ -99,7 +100,7 @@ class RankedLearner:
         found: Mapping[str, Any] = self.ranks.call("gradients")[0]
         return found
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Every rank writes to the folder, which all of them must see."""
         self.ranks.call("save", self.same(folder.absolute()), self.same(tokenizer))
 

@@ -26,6 +26,7 @@ from turnwise.learn.teacher import Teacher, compare_with_teacher
 from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM, ChatTokenizer
 
 Beside = Policy | Teacher | WithoutAdapters
 """What scores: its passes yield which action tokens, and what it says of them."""
@@ -156,12 +157,12 @@ class Learner:
         self.disturbance.undo()
         self.disturbance = None
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Weights and tokenizer as transformers reads them, and the optimizer beside them."""
         self.save_weights(folder, tokenizer, self.policy.model.state_dict())
         self.save_state(folder)
 
-    def save_weights(self, folder: Path, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    def save_weights(self, folder: Path, tokenizer: ChatTokenizer, weights: Mapping[str, torch.Tensor]) -> None:
         """The policy's weights, these being all of them, or only its adapters; and the tokenizer."""
         if self.adapters is None:
             save_policy(self.policy.model, tokenizer, folder, weights)
@@ -212,7 +213,9 @@ def hand_out(plan: Plan, found: Sequence[tuple[Index, NDArray[Any]]], per_turn: 
         per_turn[turn] = part
 
 
-def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+def save_policy(
+    model: CausalLM, tokenizer: ChatTokenizer, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write a folder that `from_pretrained` loads, with the model's weights or with these."""
     with no_progress_bars():
         model.save_pretrained(folder, **({} if weights is None else {"state_dict": dict(weights)}))

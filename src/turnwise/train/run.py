@@ -14,6 +14,7 @@ from typing import Any
 from turnwise.atomic import write_atomically
 from turnwise.evaluate.evaluator import Evaluation, Evaluator
 from turnwise.learn.policy import load_model
+from turnwise.pretrained import ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs import archive, evaluations, tracker
@@ -39,7 +40,7 @@ class RunParts:
     loop: LoopParts
     evaluator: Evaluator
     environments: Environments
-    tokenizer: Any
+    tokenizer: ChatTokenizer
 
 
 class Run:

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.pretrained import ChatTokenizer
 from turnwise.rollout.render.control import ControlTokens, Written, texts_of
 from turnwise.rollout.render.harmony import TAGS, read_harmony, without_control
 from turnwise.rollout.render.skeleton import looked_for, tested_strings
@@ -66,7 +67,7 @@ class Form:
 class Template:
     """How messages become text, in which nothing is a control token that a message only spells."""
 
-    def __init__(self, tokenizer: Any, tools: str = "none", *, trust_text: bool = False) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, tools: str = "none", *, trust_text: bool = False) -> None:
         source = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ValueError(
@@ -322,7 +323,7 @@ def call_entry(call: ToolCall, place: int, form: Form) -> dict[str, Any]:
     return {"type": "function", "id": f"call{place:05d}", "function": {"name": call.name, "arguments": arguments}}
 
 
-def added_tokens(tokenizer: Any, text: str) -> list[tuple[int, int]]:
+def added_tokens(tokenizer: ChatTokenizer, text: str) -> list[tuple[int, int]]:
     """(place, token) of every added token in a text, in order."""
     found = []
     for word, token in tokenizer.get_added_vocab().items():
@@ -333,7 +334,7 @@ def added_tokens(tokenizer: Any, text: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def leading_token(tokenizer: Any, text: str) -> list[int]:
+def leading_token(tokenizer: ChatTokenizer, text: str) -> list[int]:
     """The added token a text begins with, if it begins with one."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return [int(tokens[0])] if tokens and tokens[0] in tokenizer.get_added_vocab().values() else []
