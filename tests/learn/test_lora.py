@@ -77,7 +77,8 @@ def test_the_gradient_is_that_of_the_weights_they_are_added_to():
     plain.load_state_dict(dict(learner.publish()))
     other = Learner(Policy(plain), OptimizerSettings(0.0, clip_norm=1e9), lambda update: 1.0)
     for one in (learner, other):
-        one.update(*batch(), CLIP)
+        plans, credit, weights, scores = batch()
+        one.update(plans, credit, weights, scores, CLIP)
     mine, theirs = gradients(learner.policy.model), gradients(plain)
     name = "model.layers.1.mlp.down_proj"
     before = dict(moved(count=1)[1].policy.model.named_parameters())[f"{name}.lora_A.policy.weight"]
@@ -105,7 +106,8 @@ def test_a_checkpoint_holds_adapters_and_loads_as_a_whole_model(tmp_path):
     again = lora_learner(load_model(tmp_path / "base"))
     again.restore(tmp_path / "step")
     for one in (learner, again):
-        one.update(*batch(), CLIP)
+        plans, credit, weights, scores = batch()
+        one.update(plans, credit, weights, scores, CLIP)
     for name, parameter in learner.adapters.parameters.items():
         assert torch.equal(parameter, again.adapters.parameters[name])
 
