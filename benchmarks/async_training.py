@@ -81,13 +81,13 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
     recipe = load_recipe(RECIPE, [*late, "evaluation.every=0", f"out={out}", *overrides])
     check(recipe)
     set_threads(recipe)
-    screen, folder = Silent(), RunFolder.create(recipe.out, {})
+    screen, made = Silent(), RunFolder.create(recipe.out, {})
     plain = recipe.model_copy(update={"env": load_recipe(RECIPE).env})  # so that all share one warm start
     with open_environments(plain) as environments:
         model, tokenizer = await starting_model(plain, environments, screen, {}, asyncio.Event())
-    with open_environments(recipe) as environments, closing(open_tracker(recipe, folder)) as tracker:
-        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations) as parts:
-            own = Run(recipe, folder, parts, State(), screen, tracker)
+    with open_environments(recipe) as environments, closing(open_tracker(recipe, made)) as tracker:
+        async with run_parts(recipe, environments, model, tokenizer, made.evaluations) as parts:
+            own = Run(recipe, made, parts, State(), screen, tracker)
             if recipe.evaluation.final_tasks > 1:
                 await own.before()
             start = time.perf_counter()

@@ -190,6 +190,7 @@ async def solve_by_sdk(
     """The same with nothing but OpenAI's SDK."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connections())
     said: list[Any] = [{"role": "system", "content": "Look before you answer."}, *messages]
+    made: Any
     while True:
         try:
             if stream:

@@ -140,7 +140,8 @@ def slots(folder: str) -> Engine:
     import torch
 
     from turnwise.engines.base import Sampling
-    from turnwise.engines.slots.engine import SlotEngine, SlotModel
+    from turnwise.engines.slots.engine import SlotEngine
+    from turnwise.engines.slots.model import SlotModel
     from turnwise.learn.attention import NAME, register
 
     register()
@@ -163,7 +164,7 @@ def slots(folder: str) -> Engine:
 
     def run(work: Sequence[Talk]) -> Served:
         settings = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [], "decode": str, "dtype": torch.float32}
-        engine = SlotEngine(SlotModel(model, **settings), run=inline, shares_weights=True)  # type: ignore[arg-type]
+        engine = SlotEngine(SlotModel(model, **settings), run=inline, shares_weights=True)
         turns = [turn for one in asyncio.run(all_of_them(engine, work)) for turn in one]
         pairs = [(prompt, action) for prompt, action, _ in turns]
         return Served(pairs, [logprobs for *_, logprobs in turns], engine.model.prefilled_tokens)

@@ -90,7 +90,7 @@ async def lies(environment: Faulty, message: Message) -> Reply:
     """Pays what is no number, or answers what is no reply."""
     if Random(message.content).random() < 0.5:
         return Reply((Message("user", "thanks"),), reward=float("nan"))
-    return {"reward": 1.0}  # type: ignore[return-value]
+    return {"reward": 1.0}
 
 
 async def overpays(environment: Faulty, message: Message) -> Reply:

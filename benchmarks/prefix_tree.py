@@ -66,7 +66,7 @@ MODELS = {
 def workload(name: str, attempts: int = 8, seed: int = 0) -> list[Turn]:
     """The turns of one group."""
     random = np.random.default_rng(seed)
-    draw = lambda size: random.integers(3, VOCABULARY, size)
+    draw: Callable[[int], Any] = lambda size: random.integers(3, VOCABULARY, size)
     if name == "W4":
         prompt = draw(400)
         return [make_turn(prompt, draw(100), random) for _ in range(16)]
@@ -156,7 +156,7 @@ def make_learner(size: str, positions: int = 65536) -> Learner:
         **shape,
     )
     learner = Learner(Policy(Qwen3ForCausalLM(config)), OptimizerSettings(1e-4), lambda update: 1.0)
-    learner.stepper.step = lambda *arguments: {}  # type: ignore[method-assign]  # costs the same for all layouts
+    learner.stepper.step = lambda *arguments: {}  # costs the same for all layouts
     return learner
 
 
@@ -172,8 +172,8 @@ def flops(plans: list[Plan], size: str) -> float:
         again = 4 / 3 if plan.num_stretches > 1 else 1.0
         total += again * (6 * linear * plan.num_tokens + 14 * layers * d * plan.num_pairs)
         for stretch in plan.stretches:
-            size = VOCABULARY * len(stretch.nodes)
-            total += (6 if size <= KEPT_ELEMENTS else 8) * d * size
+            elements = VOCABULARY * len(stretch.nodes)
+            total += (6 if elements <= KEPT_ELEMENTS else 8) * d * elements
     return total
 
 
@@ -244,7 +244,7 @@ def measure_memory(tokens: int, budget: int, compare: bool) -> dict[str, float]:
             super().__init__(num_tokens)
             relays.append(self)
 
-    policies.Relay = Kept  # type: ignore[misc]
+    policies.Relay = Kept  # type: ignore[attr-defined]  # the name that the policy calls
     update_once(learner, turns[:2], pack(turns[:2], BUDGET))
     base = peak_bytes()
     plans = cut(turns, budget)
@@ -422,7 +422,7 @@ def planning(quick: bool) -> list[dict[str, Any]]:
     return [figures]
 
 
-PARTS = {"speed": speed, "growth": growth, "memory": memory, "planning": planning}
+PARTS: dict[str, Callable[..., Any]] = {"speed": speed, "growth": growth, "memory": memory, "planning": planning}
 
 
 def main() -> None:
@@ -432,7 +432,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small workloads: under a minute")
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
-    parts = {**PARTS, "speed": partial(speed, names=chosen.cases)}
+    parts: dict[str, Callable[..., Any]] = {**PARTS, "speed": partial(speed, names=chosen.cases)}
     found = {name: parts[name](chosen.quick) for name in chosen.only}
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=2) + "\n")

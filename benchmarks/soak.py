@@ -112,7 +112,9 @@ def main() -> int:
     os.environ[THREAD_NAMES] = str(trial.folder / "threads")
     process = trial.start()
     wait_for(lambda: len(trial.metrics) >= 2, process)
-    began, seen, kills = time.monotonic(), [], []
+    began = time.monotonic()
+    seen: list[dict[str, float]] = []
+    kills: list[float] = []
     threads: list[tuple[float, list[str]]] = []
     while (minute := (time.monotonic() - began) / 60) < minutes:
         if process.poll() is not None:

@@ -130,6 +130,9 @@ class Cached:
         self.trainer = trainer
         self.tally = tally
         self.rows: list[Attempt] = []
+        self.ids: Any
+        self.mask: Any
+        self.cache: Any
 
     @torch.no_grad()
     def __call__(self, live: Sequence[Attempt]) -> list[list[int]]:
@@ -252,7 +255,7 @@ class Replay(Rollout):
             raise ValueError("the recorded attempts are at other tasks, or at these in another order")
         return self.counted(
             [Attempt(None, r["prompt"], r["completion"], r["sampled"], [], r["reward"]) for r in self.rows]
-        )  # type: ignore[arg-type]
+        )
 
 
 # ---------------------------------------------------------------- the trainer

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import importlib.metadata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.engines.base import Sampling
-from turnwise.engines.slots.engine import Request, SlotModel
+from turnwise.engines.slots.model import SlotModel
+from turnwise.engines.slots.request import Request
 from turnwise.learn.model_checks import Layout, reaches
 from turnwise.learn.policy import Policy
 from turnwise.messages import Message
@@ -205,7 +206,7 @@ def small_model(name: str, **changes: Any) -> Any:
 
     kind = CONFIG_MAPPING[name]
     known = kind()
-    settings = {key: value for key, value in SIZES.items() if is_set(known, key)}
+    settings: dict[str, Any] = {key: value for key, value in SIZES.items() if is_set(known, key)}
     settings |= {key: 0.0 for key in DROPOUTS if is_set(known, key)}
     if "kv_lora_rank" in settings:
         settings["num_key_value_heads"] = settings["num_attention_heads"]
@@ -231,7 +232,7 @@ def is_set(config: Any, key: str) -> bool:
 def some_turns() -> list[Turn]:
     """Two attempts that begin alike and part, one repeated turn, one with a window over its history, one alone."""
     random = np.random.default_rng(0)
-    new = lambda size: random.integers(3, VOCABULARY, size)
+    new: Callable[[int], Any] = lambda size: random.integers(3, VOCABULARY, size)
     task, said, heard, more = new(6), new(4), new(3), new(5)
     first = np.concatenate([task, said, heard])
     return [

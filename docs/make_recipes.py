@@ -98,7 +98,7 @@ def page() -> str:
     lines += choices("loss", LOSSES, "ppo_clip", anchor)
     lines += choices("filter", FILTERS, "keep_all")
     lines += ["\n## Built-in environments\n", "| name | settings | tasks |", "|---|---|---|"]
-    built_in = {"hops": Hops, "guess": Guess, "search": Search, "sql": Sql, "math": Math}
+    built_in: dict[str, Any] = {"hops": Hops, "guess": Guess, "search": Search, "sql": Sql, "math": Math}
     for name, environment in built_in.items():
         arguments = list(inspect.signature(environment.tasks).parameters.values())[2:]
         tasks = ", ".join(

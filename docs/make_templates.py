@@ -168,7 +168,7 @@ def sampled(renderer: Renderer, text: str, turn: int, kind: str, random: Random)
     """Tokens of a text: the tokenizer's own in every second turn, else of pieces cut at random."""
     places = sorted(random.sample(range(len(text) + 1), len(text) // 2)) if turn % 2 else []
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-    encoded = renderer.tokenizer(pieces, add_special_tokens=False)["input_ids"]
+    encoded = [renderer.tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
     tokens = np.array([token for piece in encoded for token in piece], np.int32)
     if kind == "plain" and turn == 2:
         return tokens, StopReason.length

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import FrameType
 
 import turnwise
 from support.paths import DOCS
@@ -17,7 +18,8 @@ PASSED_ON = {"schedule"}
 
 def files_on_the_stack():
     """Files of ours that have a frame on the stack, the outermost first."""
-    found, frame = [], sys._getframe()
+    found: list[str] = []
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(SOURCE) and path.relative_to(SOURCE).parts[0] not in PASSED_ON:

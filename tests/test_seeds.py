@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def test_noise_is_this():
 
 
 def test_a_seed_depends_on_every_part_and_its_place():
-    base = (0, "train", "hops", "task", 0, 0, 0, 0)
+    base: tuple[Any, ...] = (0, "train", "hops", "task", 0, 0, 0, 0)
     seeds = {seed_of(*base)}
     for place, part in enumerate(base):
         other = part + "x" if isinstance(part, str) else part + 1

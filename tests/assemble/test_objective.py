@@ -1,6 +1,7 @@
 """What a recipe's names come to, and what is refused with its reason."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_the_models_that_a_new_estimator_needs_are_loaded(enter_toy):
         def to(self, device):
             return self
 
-    start = Model()
+    start: Any = Model()
     enter_toy()
     assert frozen_models(toy_recipe(), None, lambda: start) == {}
     enter_toy(needs=frozenset({"reference"}))
@@ -244,7 +245,8 @@ def test_a_new_estimator_that_needs_values_trains_a_critic(enter_toy):
     with_critic = toy_recipe(critic={"clip": 0.1}, credit={"name": "toy", "scale": 0.5})
     check(with_critic)
     assert choices.needs(with_critic) == {"values"}
-    assert {value for values in choices.targets_of(with_critic)([make_group([1.0])], {}) for value in values} == {7.0}
+    targets_of: Any = choices.targets_of(with_critic)
+    assert {value for values in targets_of([make_group([1.0])], {}) for value in values} == {7.0}
     with pytest.raises(ValueError, match="use credit gae or toy, or remove"):
         check(recipe(critic={"clip": 0.1}))
 

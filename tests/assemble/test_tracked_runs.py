@@ -1,6 +1,7 @@
 """Whole runs with trackers on: stopped, resumed, and beside trackers that fail or hang."""
 
 import asyncio
+import importlib.util
 import json
 import logging
 import threading
@@ -44,7 +45,7 @@ def patient(monkeypatch):
 def test_a_run_that_is_stopped_and_resumed_is_one_run_in_each_tracker(tmp_path, offline, patient):
     import mlflow
     import wandb
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped,unused-ignore]
 
     recipe = micro_recipe(tmp_path, f"runs.trackers={json.dumps(REAL)}", "runs.project=tests", *SMALL)
     wandb.teardown()
@@ -141,8 +142,8 @@ def refused(tmp_path, monkeypatch, capsys, tracker):
 
 
 def test_a_missing_library_is_refused_before_the_warm_start(tmp_path, monkeypatch, capsys):
-    there = names.importlib.util.find_spec
-    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None if name == "trackio" else there(name))
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else there(name))
     line = refused(tmp_path, monkeypatch, capsys, "trackio")
     assert line == 'turnwise: tracker trackio needs trackio: pip install "turnwise[trackio]"'
 

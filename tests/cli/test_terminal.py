@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -39,7 +40,8 @@ def test_a_terminal_gets_a_bar_with_the_headline() -> None:
     screen.say("[not markup]")
     screen.end()
     screen.end()
-    printed = screen.console.file.getvalue()
+    file: Any = screen.console.file
+    printed = file.getvalue()
     assert "3/4" in printed
     assert "success 0.250" in printed
     assert "[not markup]" in printed

@@ -5,6 +5,7 @@ import copy
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,7 @@ def trained(recipe, model, tokenizer, look):
         environments, evaluations = environments_for(recipe), Path(recipe.out) / "evaluations"
         async with run_parts(recipe, environments, copy.deepcopy(model), tokenizer, evaluations) as parts:
             loop = parts.loop
+            engine: Any = loop.engine
 
             async def after(progress, metrics, records, waiting):
                 lines.append(metrics)
@@ -76,13 +78,13 @@ def trained(recipe, model, tokenizer, look):
                     first.extend(records)
                     seen.append(look(loop.learner))
                 if progress.step == 2 and recipe.cluster.on_ray:
-                    ray.kill(loop.engine.slots[0].replica.actor)
+                    ray.kill(engine.slots[0].replica.actor)
 
             await train(loop, Progress(), after, asyncio.Event())
             where = nodes(sites)
             assert 0 < loop.engine.seconds < math.inf
             if recipe.cluster.on_ray:
-                slot = loop.engine.slots[0]
+                slot = engine.slots[0]
                 await until(lambda: slot.num_starts == 2 and slot.ready.is_set(), 300.0)
         return where
 

@@ -34,10 +34,10 @@ def test_zeroed_takes_the_pay_of_truncated_attempts_and_nothing_else(seed):
                 assert other.status == one.status
             else:
                 assert other is one
-    for one, other in zip(turns_of(groups), turns_of(changed), strict=True):
+    for turn, now in zip(turns_of(groups), turns_of(changed), strict=True):
         for name in ("prompt", "action", "logprobs", "versions"):
-            assert np.array_equal(getattr(one, name), getattr(other, name))
-        assert (one.stop, one.said, one.heard, one.timing) == (other.stop, other.said, other.heard, other.timing)
+            assert np.array_equal(getattr(turn, name), getattr(now, name))
+        assert (turn.stop, turn.said, turn.heard, turn.timing) == (now.stop, now.said, now.heard, now.timing)
 
 
 @pytest.mark.parametrize("weigh", [*(each.function for each in WEIGHTINGS.values()), partial(constant, length=7)])

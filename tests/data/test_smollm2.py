@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_a_model_that_was_quantised_can_be_saved_again(tmp_path):
     packed.config.quantization_config = {"quant_method": "gguf"}
     model = plain_model(packed, tokenizer)
     model.save_pretrained(tmp_path)
-    again = load_model(tmp_path)
+    again: Any = load_model(tmp_path)
     assert not hasattr(again.config, "quantization_config")
     assert again.config.eos_token_id == again.generation_config.eos_token_id == tokenizer.eos_token_id
     assert all(torch.equal(one, packed.state_dict()[name]) for name, one in again.state_dict().items())
@@ -39,7 +40,8 @@ def test_the_real_one_speaks(monkeypatch):
     monkeypatch.setenv("TURNWISE_CACHE", str(Path("~/.cache/turnwise").expanduser()))
     if not SMOLLM2.is_here:
         pytest.skip("run: turnwise data smollm2-135m")
-    model, tokenizer = load_model("smollm2-135m"), load_tokenizer("smollm2-135m")
+    model: Any = load_model("smollm2-135m")
+    tokenizer: Any = load_tokenizer("smollm2-135m")
     assert {one.dtype for one in model.parameters()} == {torch.float32}
     assert sum(one.numel() for one in model.parameters()) == 134_515_008
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"

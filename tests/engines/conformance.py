@@ -63,7 +63,7 @@ def start_scripted(folder):
         random = np.random.default_rng([seed, int(prompt.sum())])
         return "".join(random.choice(list(LETTERS), int(random.integers(1, 100))))
 
-    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
     return ScriptedEngine(script, encode, end_token=END, context=CONTEXT, vocabulary=VOCABULARY)
 
 

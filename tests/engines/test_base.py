@@ -1,10 +1,10 @@
 import math
 import pickle
+import time
 
 import numpy as np
 import pytest
 
-from turnwise.engines import base
 from turnwise.engines.base import LONGEST_STOP, MOST_STOPS, MOST_TOKENS, BusyTime, Sampling, checked_prompt
 
 REFUSED = [
@@ -111,12 +111,12 @@ def test_a_prompt_is_read_as_tokens_of_32_bits():
 
 def test_calls_that_overlap_are_timed_once(monkeypatch):
     times = iter([10.0, 13.0, 20.0, 21.5])
-    monkeypatch.setattr(base.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
     busy = BusyTime()
     with busy, busy:  # from 10 to 13
         pass
     assert busy.seconds == 3.0
     with busy:  # from 20 on
         assert busy.seconds == 4.5
-        monkeypatch.setattr(base.time, "perf_counter", lambda: 22.0)
+        monkeypatch.setattr(time, "perf_counter", lambda: 22.0)
     assert busy.seconds == 5.0

@@ -96,8 +96,8 @@ def test_fields_and_settings():
 
 
 def test_an_environment_is_asked_like_its_class():
-    assert capabilities.can_demonstrate(Hops)
     assert capabilities.can_demonstrate(Hops())
+    assert capabilities.can_demonstrate(Hops)
 
 
 def test_the_table_names_every_protocol():

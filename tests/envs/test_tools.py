@@ -370,17 +370,17 @@ def test_through_the_agent_loop():
 class Typo(Shop):
     """Tools with a mistake in their code, one of them in a coroutine."""
 
-    functions = ()
+    functions = ()  # type: ignore[assignment]
 
     @tool
     def weigh(self, item: str) -> int:
         """What an item weighs."""
-        return WEIGHTS[item]  # noqa: F821 - the mistake
+        return WEIGHTS[item]  # type: ignore[name-defined]  # noqa: F821 - the mistake
 
     @tool
     async def ripen(self) -> str:
         """Wait until everything is ripe."""
-        return "ripe" + 1  # the other mistake
+        return "ripe" + 1  # type: ignore[operator]  # the other mistake
 
     @tool
     def refuse(self) -> str:
@@ -424,10 +424,10 @@ def test_an_error_inside_a_tool_is_counted_by_tool_and_shown_once(caplog):
 
 def test_a_tool_that_takes_too_long_is_an_error_inside_it():
     class Slow(Shop):
-        functions = ()
+        functions = ()  # type: ignore[assignment]
 
         @tool(seconds=0.05)
-        async def wait(self) -> None:
+        async def wait(self) -> None:  # type: ignore[override]
             """Waits."""
             await asyncio.sleep(60)
 

@@ -54,7 +54,8 @@ def parts_of(num_groups: int, *overrides: str) -> LoopParts:
 def step_on(groups: Sequence[Group], *overrides: str, **stages: Any) -> Step:
     """A step on groups, with some of its stages replaced."""
     parts = parts_of(len(groups), *overrides)
-    learner, updates = parts.learner, []
+    learner: Any = parts.learner
+    updates: list[Update] = []
     real = learner.update
 
     def watched(plans: Any, credit: Any, weights: Any, scores: Any, objective: Any) -> Any:
@@ -63,7 +64,7 @@ def step_on(groups: Sequence[Group], *overrides: str, **stages: Any) -> Step:
         updates.append(Update(list(credit), list(weights), metrics, gradients(learner.policy.model), size))
         return metrics, logprobs
 
-    learner.update = watched  # type: ignore[method-assign]
+    learner.update = watched
     taken = Taken(tuple(groups), ())
     metrics, _ = train_step(parts.settings, replace(parts.stages, **stages), learner, taken, 0)
     return Step(metrics, updates)

@@ -7,6 +7,7 @@ the return of an attempt, read off its last row, gained the rewards of the turns
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from turnwise.tokens import extends
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 TOLERANCE = 1e-12
-RATIOS = {
+RATIOS: dict[str, Any] = {
     "token": (ppo_clip, anchor_tokens),
     "gspo turn": (gspo, partial(anchor_sequences, scope="turn")),
     "gspo trajectory": (gspo, partial(anchor_sequences, scope="trajectory")),
@@ -217,4 +218,5 @@ def test_each_layout_alone_looked_right():
         weights = MeanOverRows("none", ratio).weights(groups, rows)
         np.testing.assert_allclose(concatenate(weights), concatenate(mean(groups)), rtol=1e-12)
         anchors = (kind("none", ratio).anchor(groups, rows, old, now) for kind in (RatioOverRows, Turnwise))
-        np.testing.assert_allclose(*map(concatenate, anchors), rtol=1e-12)
+        found, wanted = map(concatenate, anchors)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)

@@ -62,7 +62,7 @@ def check_gae_is_that_of_whole_attempts(estimate, growing, gamma, lam):
     groups = groups_with_history(growing)
     values = values_of(groups)
     found = estimate(groups, {"values": values}, gamma=gamma, lam=lam, whiten=False)
-    wanted = [backwards(*sequence, gamma, lam) for sequence in sequences_of(groups, values)]
+    wanted = [backwards(rewards, before, gamma, lam) for rewards, before in sequences_of(groups, values)]
     assert [len(credit) for credit in found] == [len(turn.action) for turn in turns_of(groups)]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted), rtol=0, atol=1e-9)
 
@@ -71,7 +71,8 @@ def check_reinforce_pp_is_that_of_whole_attempts(credit_of, growing, gamma):
     """Credit by turns is the whitened return from each token to the end of its attempt."""
     groups = groups_with_history(growing)
     nothing = [np.zeros(len(turn.action)) for turn in turns_of(groups)]
-    returns = np.concatenate([backwards(*sequence, gamma, 1.0) for sequence in sequences_of(groups, nothing)])
+    sequences = sequences_of(groups, nothing)
+    returns = np.concatenate([backwards(rewards, before, gamma, 1.0) for rewards, before in sequences])
     wanted = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
     np.testing.assert_allclose(np.concatenate(credit_of(groups, gamma)), wanted, rtol=0, atol=1e-9)
 

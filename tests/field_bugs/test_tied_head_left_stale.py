@@ -16,7 +16,8 @@ import torch
 from support.acting import byte_tokenizer, run
 from support.assembling import environments_for
 from turnwise.assemble import run as building
-from turnwise.engines.slots.engine import SlotEngine, SlotModel
+from turnwise.engines.slots.engine import SlotEngine
+from turnwise.engines.slots.model import SlotModel
 from turnwise.envs.base import Reply
 from turnwise.learn.tiny import build_model
 from turnwise.messages import Message

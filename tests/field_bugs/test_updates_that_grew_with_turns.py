@@ -6,6 +6,7 @@ to 1032 rows, which did not divide by 512 and ended the run.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,9 @@ def train_on_rows(groups, groups_per_update, epochs):
         raise RuntimeError(f"rows must be divisible by rows per update, got {len(rows)} and {rows_per_update}")
     parts = parts_of(len(rows), f"epochs={epochs}")
     settings = replace(parts.settings, groups_per_update=rows_per_update)
-    train_step(settings, parts.stages, parts.learner, Taken(tuple(rows), ()), 0)
-    return parts.learner.num_updates
+    learner: Any = parts.learner
+    train_step(settings, parts.stages, learner, Taken(tuple(rows), ()), 0)
+    return learner.num_updates
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 6])

@@ -2,6 +2,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def outputs(draw, merged):
             num_rows = draw(st.integers(1, 3))
             for place in range(num_rows):
                 # a first token of its own keeps a merged row from continuing the row before
-                row = {"prompt_token_ids": [100 + place, *draw(st.lists(token, max_size=3))]}
+                row: dict[str, Any] = {"prompt_token_ids": [100 + place, *draw(st.lists(token, max_size=3))]}
                 row |= {key: [] for key in PER_TOKEN}
                 for turn in range(draw(st.integers(1, 3)) if merged else 1):
                     between = draw(st.lists(token, min_size=1, max_size=3)) if turn else []

@@ -87,5 +87,6 @@ def test_adapters_are_added_as_if_they_had_been_made_here(tmp_path: Path) -> Non
         folder.mkdir()
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt" + "." * 8 * number})
         (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
-        found.append(add_adapters(model, folder).model.layers[0].mlp.up_proj.weight.detach())
+        adapted: Any = add_adapters(model, folder)
+        found.append(adapted.model.layers[0].mlp.up_proj.weight.detach())
     assert all(torch.equal(found[0], other) for other in found)

@@ -34,8 +34,9 @@ def test_packed_attention_equals_attention_under_the_ancestor_mask(sizes, heads,
     random = torch.Generator().manual_seed(plan.num_tokens)
     shapes = [(1, count, plan.num_tokens, 3) for count in (heads[0], heads[1], heads[1])]
     states = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes]
-    found = PackedAttention(plan.stretches[0].blocks)(0, *states, scaling)
-    wanted = masked_attention(plan, *states, scaling)
+    query, key, value = states
+    found = PackedAttention(plan.stretches[0].blocks)(0, query, key, value, scaling)
+    wanted = masked_attention(plan, query, key, value, scaling)
     assert found.shape == (1, plan.num_tokens, heads[0], 3)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     pull = torch.randn(found.shape, generator=random, dtype=torch.float64)
@@ -49,14 +50,14 @@ def test_a_turn_alone_gets_bit_for_bit_what_it_gets_in_company():
     [together] = pack(turns, 100)
     random = torch.Generator().manual_seed(0)
     states = [torch.randn(1, 2, together.num_tokens, 4, generator=random) for _ in range(3)]
-    out = PackedAttention(together.stretches[0].blocks)(0, *states, None)
+    query, key, value = states
+    out = PackedAttention(together.stretches[0].blocks)(0, query, key, value, None)
     starts = np.flatnonzero(together.depth == 0)
     for turn, start in zip(together.turns, starts, strict=True):
         [alone] = pack([turns[turn]], 100)
         part = slice(start, start + alone.num_tokens)
-        assert torch.equal(
-            PackedAttention(alone.stretches[0].blocks)(0, *(x[:, :, part] for x in states), None), out[:, part]
-        )
+        query, key, value = (x[:, :, part] for x in states)
+        assert torch.equal(PackedAttention(alone.stretches[0].blocks)(0, query, key, value, None), out[:, part])
 
 
 def test_a_model_without_an_attend_callable_is_an_error_and_not_a_guess():

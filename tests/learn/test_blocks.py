@@ -48,9 +48,10 @@ def by_stretches(plan, states, pull, scaling, edges, relay=None, layer=0):
     relay = Relay(plan.num_tokens) if relay is None else relay
     stretches = list(itertools.pairwise(edges))
     attends = [BlockAttention(blocks_of(plan.parent, plan.exit, *edge), edge[0], relay) for edge in stretches]
+    query, key, value = states
     with torch.no_grad():
         outs = [
-            attend(layer, *(x[:, :, start:end] for x in states), scaling)
+            attend(layer, query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scaling)
             for attend, (start, end) in zip(attends, stretches, strict=True)
         ]
     gradients = [torch.zeros_like(x) for x in states]
@@ -222,9 +223,8 @@ def test_a_relay_knows_its_bytes(dtype):
     numbers = 2 * 2 * plan.num_tokens * 6  # keys and values of two heads
     with torch.no_grad():
         for layer in range(3):
-            BlockAttention(blocks_of(plan.parent, plan.exit, 0, 3), 0, relay)(
-                layer, *(x[:, :, :3] for x in states), None
-            )
+            query, key, value = (x[:, :, :3] for x in states)
+            BlockAttention(blocks_of(plan.parent, plan.exit, 0, 3), 0, relay)(layer, query, key, value, None)
             assert relay.num_bytes == (layer + 1) * numbers * dtype.itemsize
     by_stretches(plan, states, pull, None, [0, 3, plan.num_tokens], relay)
     wide = max(4, dtype.itemsize)
@@ -234,7 +234,8 @@ def test_a_relay_knows_its_bytes(dtype):
 
 def stretch_through(relay, plan, states, start):
     blocks = blocks_of(plan.parent, plan.exit, start, plan.num_tokens)
-    return BlockAttention(blocks, start, relay)(0, *(x[:, :, start:] for x in states), None)
+    query, key, value = (x[:, :, start:] for x in states)
+    return BlockAttention(blocks, start, relay)(0, query, key, value, None)
 
 
 def test_an_output_does_not_keep_the_relay_alive_once_it_is_differentiated():
@@ -262,19 +263,21 @@ def test_a_relay_adds_up_a_gradient_only_once():
 @pytest.mark.parametrize("handed", [True, False])
 def test_keys_and_values_are_kept_once(handed):
     plan = tree([make_turn([1] * 30, [5, 6])])
-    states, _ = states_of(plan, (2, 2), 5)
+    (query, key, value), _ = states_of(plan, (2, 2), 5)
     kept = []
     relay = Relay(plan.num_tokens) if handed else None
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), 0, relay)(0, *states, None)
+        BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), 0, relay)(0, query, key, value, None)
     of_states = 2 * plan.num_tokens * 5
     assert sum(kept) == of_states * (2 if handed else 4) + 2 * plan.num_tokens
 
 
 def test_no_tokens_are_no_work():
-    blocks = blocks_of(*[np.zeros(0, np.int32)] * 2, 0, 0)
+    nodes = np.zeros(0, np.int32)
+    blocks = blocks_of(nodes, nodes, 0, 0)
     states = [torch.zeros(1, 2, 0, 3, requires_grad=True) for _ in range(3)]
-    out = BlockAttention(blocks)(0, *states, None)
+    query, key, value = states
+    out = BlockAttention(blocks)(0, query, key, value, None)
     out.sum().backward()
     assert out.shape == (1, 0, 2, 3)
     assert all(x.grad.shape == x.shape for x in states)

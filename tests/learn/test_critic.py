@@ -81,7 +81,8 @@ def test_an_update_does_not_depend_on_the_layout(plans):
 )
 def test_the_clip_of_values(value, target, old, term, slope):
     leaf = torch.tensor([value], dtype=torch.float64, requires_grad=True)
-    terms, _ = squared_error(leaf, *(torch.tensor([x], dtype=torch.float64) for x in (target, old)), 0.2)
+    wanted, before = (torch.tensor([x], dtype=torch.float64) for x in (target, old))
+    terms, _ = squared_error(leaf, wanted, before, 0.2)
     terms.sum().backward()
     assert float(terms.detach()[0]) == pytest.approx(term)
     assert float(leaf.grad[0]) == pytest.approx(slope)

@@ -89,8 +89,9 @@ def test_attention_equals_that_of_blocks(heads):
         random = torch.Generator().manual_seed(plan.num_tokens)
         shapes = [(1, count, plan.num_tokens, 16) for count in (heads[0], heads[1], heads[1])]
         states = [torch.randn(shape, generator=random) for shape in shapes]
-        found = FlexAttention(plan.exit, "cpu")(0, *states, scaling)
-        wanted = BlockAttention(plan.stretches[0].blocks)(0, *states, scaling)
+        query, key, value = states
+        found = FlexAttention(plan.exit, "cpu")(0, query, key, value, scaling)
+        wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, scaling)
         assert found.shape == wanted.shape == (1, plan.num_tokens, heads[0], 16)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
@@ -105,8 +106,9 @@ def test_one_compilation_serves_plans_of_every_size():
         attend = FlexAttention(plan.exit, "cpu")
         attend.kernel = kernel
         states = [torch.randn(1, 5, plan.num_tokens, 16) for _ in range(3)]
-        wanted = BlockAttention(plan.stretches[0].blocks)(0, *states, 0.3)
-        torch.testing.assert_close(attend(0, *states, 0.3), wanted, rtol=1e-5, atol=1e-5)
+        query, key, value = states
+        wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, 0.3)
+        torch.testing.assert_close(attend(0, query, key, value, 0.3), wanted, rtol=1e-5, atol=1e-5)
         counts.append((-(-plan.num_tokens // TILE), counter.frame_count))
     assert len({size for size, _ in counts}) > 3
     assert [count - counts[0][1] for _, count in counts] == [0, 0, 0, 0, 1, 1, 1]

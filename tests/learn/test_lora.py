@@ -87,7 +87,8 @@ def test_the_gradient_is_that_of_the_weights_they_are_added_to():
     plain.load_state_dict(dict(learner.publish()))
     other = Learner(Policy(plain), OptimizerSettings(0.0, clip_norm=1e9), lambda update: 1.0)
     for one in (learner, other):
-        one.update(*batch(), CLIP)
+        plans, credit, weights, scores = batch()
+        one.update(plans, credit, weights, scores, CLIP)
     mine, theirs = gradients(learner.policy.model), gradients(plain)
     name = "model.layers.1.mlp.down_proj"
     before = dict(moved(count=1)[1].policy.model.named_parameters())[f"{name}.lora_A.policy.weight"]

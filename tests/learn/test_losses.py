@@ -1,4 +1,6 @@
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -155,14 +157,18 @@ def slow_dppo(logprob, old, advantage, divergence):
     return (0.0, 0.0) if moved > 0.05 and away else (-advantage * ratio, -advantage * ratio)
 
 
-SLOW = {
+SLOW: dict[str, Any] = {
     "dual clip": (ppo_clip, {"dual_clip": 3.0}, slow_dual_clip),
     "gspo": (LOSSES["gspo"].function, {}, slow_gspo),
     "reinforce": (LOSSES["reinforce"].function, {}, slow_reinforce),
     "cispo": (LOSSES["cispo"].function, {"clip_low": 0.5, "clip_high": 0.25}, slow_cispo),
     "sapo": (LOSSES["sapo"].function, {"temperature_positive": 2.0, "temperature_negative": 3.0}, slow_sapo),
-    "dppo": (LOSSES["dppo"].function, {"limit": 0.05}, lambda *token: slow_dppo(*token, "tv")),
-    "dppo kl": (LOSSES["dppo"].function, {"limit": 0.05, "divergence": "kl"}, lambda *token: slow_dppo(*token, "kl")),
+    "dppo": (LOSSES["dppo"].function, {"limit": 0.05}, partial(slow_dppo, divergence="tv")),
+    "dppo kl": (
+        LOSSES["dppo"].function,
+        {"limit": 0.05, "divergence": "kl"},
+        partial(slow_dppo, divergence="kl"),
+    ),
 }
 
 

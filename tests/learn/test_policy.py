@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -244,7 +245,8 @@ def test_an_engine_on_the_same_module_samples_the_same_with_checkpointing():
     import asyncio
 
     from turnwise.engines.base import Sampling
-    from turnwise.engines.slots.engine import Request, SlotModel
+    from turnwise.engines.slots.model import SlotModel
+    from turnwise.engines.slots.request import Request
 
     def sampled(on):
         model = make_model()
@@ -309,8 +311,9 @@ def test_a_gpu_needs_a_pass_as_long_as_a_turn():
 
 
 def test_a_policy_computes_in_training_mode_with_its_own_attention():
-    policy = Policy(make_model().eval())
-    assert policy.model.training
+    model = make_model().eval()
+    policy = Policy(model)
+    assert model.training
     assert policy.model.config._attn_implementation == NAME
     assert policy.device == "cpu"
 
@@ -334,7 +337,8 @@ def test_a_folder_loads_in_float32_whatever_it_was_saved_in(tmp_path):
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor.float())
-    assert load_tokenizer(str(tmp_path)).eos_token == "<|im_end|>"
+    tokenizer: Any = load_tokenizer(str(tmp_path))
+    assert tokenizer.eos_token == "<|im_end|>"
 
 
 def test_devices(monkeypatch):

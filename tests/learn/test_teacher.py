@@ -41,9 +41,11 @@ def pair(seed=0):
 
 def by_head(direction, policy, teaching, top_k):
     """The divergence as it is trained: through the head, in buckets."""
-    tokens, told = likeliest(*teaching, 0.8, top_k, SIZE)
+    hidden, weight = teaching
+    tokens, told = likeliest(hidden, weight, 0.8, top_k, SIZE)
     targets = torch.zeros(TOKENS, dtype=torch.long)
-    return DIRECTIONS[direction](bucket_logprobs(*policy, targets, 0.8, tokens)[2], told)
+    hidden, weight = policy
+    return DIRECTIONS[direction](bucket_logprobs(hidden, weight, targets, 0.8, tokens)[2], told)
 
 
 def by_definition(direction, policy, teaching, top_k):
@@ -80,7 +82,8 @@ def test_gradients_pass_the_finite_difference_check(direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_more_buckets_never_tell_less(direction):
     """From zero up to the whole divergence."""
-    found = torch.stack([by_head(direction, *pair(seed=2), top_k) for top_k in range(1, SIZE + 1)]).detach()
+    policy, teaching = pair(seed=2)
+    found = torch.stack([by_head(direction, policy, teaching, top_k) for top_k in range(1, SIZE + 1)]).detach()
     assert (found > 0).all()
     assert (found.diff(dim=0) >= -1e-14).all()
     assert (found[-1] > found[0] + 1e-3).all()
@@ -124,8 +127,8 @@ def test_teachers_that_are_sure_give_finite_terms_and_gradients():
 def taught(policy, teaching, top_k=4, **settings):
     """A learner in float64 with a teacher beside it."""
     frozen = {"buckets": Teacher(Policy(teaching, dtype=torch.float64), top_k, len(policy.output))}
-    settings = OptimizerSettings(**{"learning_rate": 0.0, "clip_norm": 1e9, **settings})
-    return Learner(policy, settings, lambda update: 1.0, frozen)
+    optimizer = OptimizerSettings(**{"learning_rate": 0.0, "clip_norm": 1e9, **settings})
+    return Learner(policy, optimizer, lambda update: 1.0, frozen)
 
 
 def models(**changes):
@@ -248,7 +251,7 @@ def test_a_shared_node_is_compared_once(monkeypatch):
     turns = [*TURNS, *TURNS]
     [plan], (credit, weights) = cut(turns, 1000), zeros_and_shares(turns)
     rows = []
-    original = teacher.bucket_logprobs
+    original = bucket_logprobs
     counted = lambda states, *rest: rows.append(len(states)) or original(states, *rest)
     monkeypatch.setattr(teacher, "bucket_logprobs", counted)
     scores = {"buckets": learner.score([plan], len(turns), "buckets")}

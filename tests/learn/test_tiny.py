@@ -9,7 +9,7 @@ from support.assembling import environments_for
 from support.making import few
 from support.paths import RECIPES
 from turnwise.assemble.model import model_and_tokenizer
-from turnwise.learn.policy import check_model
+from turnwise.learn.model_checks import check_model
 from turnwise.learn.tiny import END_OF_TEXT, END_OF_TURN, START_OF_TURN, build_model, build_tokenizer
 from turnwise.recipe.parse import load_recipe
 

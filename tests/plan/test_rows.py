@@ -67,7 +67,8 @@ def test_pairs_are_those_of_causal_attention_over_the_whole_width():
 
 def test_no_turns_make_no_rows():
     nothing = [make_turn([1, 2], [])]
-    assert pad(nothing, 8) == pad_by_length([], 8) == merge(nothing, 8) == merge([], 8) == []
+    assert pad(nothing, 8) == pad_by_length([], 8) == []
+    assert merge(nothing, 8) == merge([], 8) == []
 
 
 # ---------------------------------------------------------------- merging

@@ -366,5 +366,5 @@ def test_what_the_function_gets_is_what_was_checked():
     apply_override(credit, "norm_by_std=False")
     recipe = parse(credit=credit, engine={"max_num_seqs": 1})
     parts = parts_of(recipe, make_model(), build_tokenizer(["a b"]))
-    credit = parts.loop.stages.estimate([make_group([0.0, 1.0])], {})
-    assert [array.tolist() for array in credit] == [[-0.5, -0.5], [0.5, 0.5]]
+    found = parts.loop.stages.estimate([make_group([0.0, 1.0])], {})
+    assert [array.tolist() for array in found] == [[-0.5, -0.5], [0.5, 0.5]]

@@ -12,6 +12,7 @@ from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -45,7 +46,7 @@ class Exiting(Exception):
 
 
 class Nobody(Exception):
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         raise KeyError("no class")
 
@@ -56,7 +57,7 @@ class Panic(BaseException):
 
 class Unnamed(type):
     @property
-    def __name__(cls):
+    def __name__(cls):  # type: ignore[override]
         raise RuntimeError("no name")
 
 
@@ -82,7 +83,7 @@ def hostile(random, base=object, *names):
 
 
 def nested(depth):
-    value = "core"
+    value: Any = "core"
     for _ in range(depth):
         value = [value]
     return value
@@ -347,7 +348,8 @@ def raising(random):
     def recursing():
         return recursing()
 
-    return random.choice([answer] * 60 + [recursing, lambda: Reply(score=1.0), lambda: Message("user", None)])
+    misspelled: Any = Reply
+    return random.choice([answer] * 60 + [recursing, lambda: misspelled(score=1.0), lambda: Message("user", None)])
 
 
 def no_reply(random):

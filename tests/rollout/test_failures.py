@@ -126,6 +126,8 @@ def test_a_trajectory_says_why_it_failed():
 
 def test_different_lines_are_different_kinds(caplog):
     class Several(Puppet):
+        number = 0
+
         async def step(self, message):
             self.number = Several.number = (Several.number + 1) % 3
             if self.number == 0:
@@ -134,7 +136,6 @@ def test_different_lines_are_different_kinds(caplog):
                 raise ValueError("b")
             raise KeyError("c")
 
-    Several.number = 0
     attempt_maker, _ = made_group(Several, attempts=9)
     assert [record.getMessage().count("failed: ") for record in caplog.records] == [1, 1, 1]
     assert sorted(attempt_maker.environments["hops"].failures.hidden.values()) == [2, 2, 2]

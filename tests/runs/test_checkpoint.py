@@ -12,7 +12,7 @@ from turnwise.runs.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from turnwise.runs.checksums import Damaged
+from turnwise.runs.checksums import Damaged, check_checksums
 
 CHANGES = {"open", "write", "flush", "mkdir", "rename", "replace", "unlink", "rmdir"}
 FILES = ("model.safetensors", "optimizer/rank-0")
@@ -322,7 +322,7 @@ def test_a_reader_follows_a_run_that_goes_on(tmp_path, monkeypatch):
     import turnwise.runs.checkpoint as checkpoint
 
     save(tmp_path, 10, "10")
-    check = checkpoint.check_checksums
+    check = check_checksums
 
     def meanwhile(path):
         if path.name == "step-000010":

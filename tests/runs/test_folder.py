@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.atomic import write_atomically
 from turnwise.runs import folder as folder_module
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder
@@ -181,7 +182,7 @@ def test_clear_leaves_what_is_not_a_runs(tmp_path):
 def test_a_kill_while_a_run_is_made_leaves_a_whole_run_or_none(tmp_path, monkeypatch):
     """Whichever file was the last to be written: there is no config without its stamp and checksum, and a folder
     without a config does not block the next start."""
-    real, count = folder_module.write_atomically, iter(range(10))
+    real, count = write_atomically, iter(range(10))
 
     def until_killed(path, data, after):
         if next(count) == after:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.running import MICRO, train
+from support.running import train
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
 from turnwise.messages import Message
@@ -18,6 +18,7 @@ from turnwise.runs.checkpoint import checkpoint_path
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.metric_names import METRICS, metric_of
 from turnwise.runs.tracker import read_metrics
+from turnwise.testing.micro import MICRO
 
 FILE_KEYS = {"step", "nonfinite"}
 FEW = ["steps=2", "groups_per_step=2", "sft.updates=2", "evaluation.tasks=2", "evaluation.final_tasks=2"]

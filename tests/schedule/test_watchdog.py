@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from support.acting import Puppet, attempted
-from support.running import MICRO, untimed
+from support.running import untimed
 from turnwise.envs.base import Reply
 from turnwise.rollout import leaving
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.schedule.watchdog import Watchdog
+from turnwise.testing.micro import MICRO
 from turnwise.types import Status
 
 PATIENCE = 100.0

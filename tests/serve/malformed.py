@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from typing import Any
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -149,7 +150,7 @@ def mutated(draw: random.Random, body: object) -> object:
     if not path:
         return draw.choice(NASTY)
     *way, last = path
-    holder = body
+    holder: Any = body
     for name in way:
         holder = holder[name]
     kind = draw.randrange(5)

@@ -9,8 +9,8 @@ import pytest
 from serve.malformed import CHAT
 from serve.serving import chat_body, make_session
 from support.acting import run
-from turnwise.cli.commands import main, parsed
-from turnwise.serve import registry
+from turnwise.cli.commands import main
+from turnwise.cli.parser import parsed
 from turnwise.serve.dialects.ask import Refusal
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.key import VARIABLE, find_key
@@ -75,7 +75,7 @@ def test_keys_are_compared_in_constant_time_and_stored_under_secret_hashes(monke
         compared.append((one, other))
         return same(one, other)
 
-    monkeypatch.setattr(registry.hmac, "compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     session, other = object(), object()
     here, there = Registry(10), Registry(10)
     for own in (here, there):

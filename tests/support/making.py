@@ -146,7 +146,7 @@ def parameters(model):
 def distance(one, other):
     """Norm of the difference, relative to the norm of `other`."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-300))
+    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(other)), 1e-300))
 
 
 def lines_run(function):

@@ -12,14 +12,14 @@ import pytest
 
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import JsonLines, Several, cut_back
-from turnwise.runs.trackers.attempts import AttemptRow
+from turnwise.runs.trackers.attempts import SampledAttempt
 from turnwise.runs.trackers.isolated import IsolatedTracker, Patience
 from turnwise.runs.trackers.names import LIBRARIES, open_trackers
 
 RECIPE: dict[str, Any] = {"steps": 4, "env": [{"name": "hops", "tasks": {}}], "lora": {"rank": 0}, "note": "größer"}
 ROWS = (
-    AttemptRow("hops-1", 0, "finished", 1.0, 2, "[assistant]\nget amber | ![x](http://127.0.0.1/x.png) <b>"),
-    AttemptRow("hops-2", 3, "failed", -0.5, 0, "[failure]\nOSError: größer \U0001f600"),
+    SampledAttempt("hops-1", 0, "finished", 1.0, 2, "[assistant]\nget amber | ![x](http://127.0.0.1/x.png) <b>"),
+    SampledAttempt("hops-2", 3, "failed", -0.5, 0, "[failure]\nOSError: größer \U0001f600"),
 )
 PATIENT = Patience(open=600, call=600, close=600)
 """The machine may be slow."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -72,12 +73,13 @@ def test_wrong_settings_are_explained(batching, said):
 
 
 def test_a_recipe_makes_one_queue_for_training_and_validation():
-    own = environments_for(recipe(slots=3, policy="lockstep")).datasets["hops"].host
+    own: Any = environments_for(recipe(slots=3, policy="lockstep")).datasets["hops"].host
     assert (own.steps.slots, own.steps.rule, own.closes.rule) == (3, Lockstep(), Lockstep())
     given = recipe(max_batch=9, max_wait=1.5)
     environments = environments_for(given)
-    training, validation = environments.training()["hops"](), environments.validation()["hops"]()
-    host = environments.datasets["hops"].host
+    training: Any = environments.training()["hops"]()
+    validation: Any = environments.validation()["hops"]()
+    host: Any = environments.datasets["hops"].host
     assert host.steps.rule == Adaptive(9)
     assert training.batches is validation.batches is host
     assert (training.lane.rank, validation.lane.rank) == (0, 1)

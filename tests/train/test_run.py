@@ -343,7 +343,7 @@ def test_a_reference_is_the_policy_at_the_start_also_after_a_resume(tmp_path: Pa
     async def stop_after_two() -> None:
         stop = asyncio.Event()
         screen = SilentScreen()
-        screen.show = lambda done, metrics: stop.set() if done == 2 and "kl" in metrics else None  # type: ignore[method-assign]
+        screen.show = lambda done, metrics: stop.set() if done == 2 and "kl" in metrics else None
         assert await run.start(stopped, screen, stop) is None
 
     asyncio.run(stop_after_two())
@@ -382,7 +382,7 @@ def test_an_async_run_that_is_stopped_loses_no_task_and_trains_none_twice(tmp_pa
     async def stop_after(step: int) -> None:
         stop, screen = asyncio.Event(), SilentScreen()
         trained = lambda done, metrics: done == step and "lag/max" in metrics  # not the warm start's
-        screen.show = lambda done, metrics: stop.set() if trained(done, metrics) else None  # type: ignore[method-assign]
+        screen.show = lambda done, metrics: stop.set() if trained(done, metrics) else None
         if step == 2:
             assert await run.start(recipe, screen, stop) is None
         else:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from support.running import MICRO, micro_recipe, micro_toml, resume, train, untimed
+from support.running import micro_recipe, micro_toml, resume, train, untimed
 from turnwise.inspect.verify import verify
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.folder import RunFolder
+from turnwise.testing.micro import MICRO
 
 WITHOUT_LOSS = MICRO.replace('[loss]\nname = "ppo_clip"\nanchor = "engine"\n', "")
 

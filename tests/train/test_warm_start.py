@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from support.assembling import warm_model
-from support.running import MICRO, SilentScreen, micro_recipe
+from support.running import SilentScreen, micro_recipe
 from turnwise.cli.commands import main
 from turnwise.recipe.schema import Recipe
+from turnwise.testing.micro import MICRO
 
 
 def made(recipe: Recipe) -> tuple[dict[str, torch.Tensor], list[str]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def step(learner, learning_rate=None):
         for row in tokens
     ]
     ones = [np.ones(6, np.float32)] * 2
-    learner.update(pack(turns, 100), ones, ones, {}, Objective(lambda logprobs, old, advantages: (-logprobs, {})))
+    loss: Any = lambda logprobs, old, advantages: (-logprobs, {})
+    learner.update(pack(turns, 100), ones, ones, {}, Objective(loss))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,7 +4,6 @@ GPUs, models and tasks that are not there."""
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 from turnwise.assemble import objective
 from turnwise.assemble.environments import agent_of, environment_makers
@@ -12,6 +11,7 @@ from turnwise.assemble.learner import device_of, policy_of
 from turnwise.data.catalogue import model_folder
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.learn.policy import load_tokenizer
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs.checkpoint import check_model_folder
@@ -70,7 +70,7 @@ def check_gpus(recipe: Recipe) -> None:
         raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(vllm, min(gpus))!r} needs a GPU; remove it")
 
 
-def check_vocabularies(recipe: Recipe, tokenizer: Any = None) -> None:
+def check_vocabularies(recipe: Recipe, tokenizer: ChatTokenizer | None = None) -> None:
     """Refuse a reference or a teacher whose tokens are not the policy's. The tokenizer of a tiny policy is given, once
     it is built."""
     paths = {recipe.kl.reference, recipe.teacher} - {"", "start"}
@@ -104,7 +104,7 @@ def check_tasks(recipe: Recipe, environments: Environments) -> None:
                 )
 
 
-def check_model(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+def check_model(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> None:
     """Refuse a model that would not be computed exactly, and teachers that do not fit it, before it is trained."""
     policy = policy_of(recipe, model)
     check_vocabularies(recipe, tokenizer)

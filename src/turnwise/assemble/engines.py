@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import VllmServer
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import DTYPES
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
@@ -38,13 +38,15 @@ def context_of(recipe: Recipe) -> int:
     return recipe.engine.max_model_len or recipe.rollout.max_trajectory_tokens
 
 
-def cluster_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int, site: Site) -> Engine:
+def cluster_engine(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, version: int, site: Site) -> Engine:
     """Engines on a Ray cluster."""
     make = partial(replica_engine, recipe, model, tokenizer, version)
     return open_replicas(site, make, context=context_of(recipe))
 
 
-def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers = in_own_thread) -> Engine:
+def engine_of(
+    recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, workers: Workers = in_own_thread
+) -> Engine:
     """The engine that a recipe names: on the learner's own module at lag 0, on a copy where sampling and learning
     overlap or learning happens in other processes."""
     if recipe.engine.processes:
@@ -54,20 +56,20 @@ def engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, work
     return ENGINES[recipe.engine.name](recipe, model, renderer, version, worker)
 
 
-def evaluation_engine_of(recipe: Recipe, model: Any, renderer: Renderer, version: int, workers: Workers) -> Engine:
+def evaluation_engine_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, workers: Workers) -> Engine:
     """A second engine, with a copy of the weights, for evaluations that overlap training."""
     return ENGINES[recipe.engine.name](recipe, model, renderer, version, workers("evaluation"))
 
 
 def slot_engine(
-    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
+    recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, worker: Worker | None = None
 ) -> SlotEngine:
     """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
     slot_model = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
     return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
 
 
-def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> Engine:
+def replica_engine(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, version: int) -> Engine:
     """The engine of a process of its own, which has the model for itself."""
     torch.set_num_threads(recipe.model.threads or max(1, int(recipe.cluster.cpus)))
     model = model.to(device_of(recipe))
@@ -76,13 +78,13 @@ def replica_engine(recipe: Recipe, model: Any, tokenizer: Any, version: int) -> 
     return REPLICAS[recipe.engine.name](recipe, model, renderer, version)
 
 
-def slot_replica(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotEngine:
+def slot_replica(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int) -> SlotEngine:
     """An in-process engine on a model that nobody else uses."""
     slot_model = slot_model_of(recipe, model, renderer, version)
     return SlotEngine(slot_model, run=in_own_thread("engine"), shares_weights=False)
 
 
-def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> Router:
+def process_engines(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int) -> Router:
     """Engines in processes of this machine, which read their weights from one place."""
     publisher = Publisher()
     publisher.publish(model.state_dict(), version)
@@ -95,11 +97,11 @@ def process_engines(recipe: Recipe, model: Any, renderer: Renderer, version: int
     return Router(start, recipe.engine.processes, publisher)
 
 
-def engine_of_process(recipe: Recipe, tokenizer: Any, model: Any, version: int) -> Engine:
+def engine_of_process(recipe: Recipe, tokenizer: ChatTokenizer, model: CausalLM, version: int) -> Engine:
     return replica_engine(recipe, model, tokenizer, version)
 
 
-def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) -> SlotModel:
+def slot_model_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int) -> SlotModel:
     return SlotModel(
         model,
         slots=recipe.engine.max_num_seqs,
@@ -115,7 +117,7 @@ def slot_model_of(recipe: Recipe, model: Any, renderer: Renderer, version: int) 
 
 
 def vllm_engine(
-    recipe: Recipe, model: Any, renderer: Renderer, version: int, worker: Worker | None = None
+    recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, worker: Worker | None = None
 ) -> VllmEngine:
     """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names. It
     computes in a process of its own and needs no worker."""
@@ -150,10 +152,10 @@ def vllm_engine(
     )
 
 
-ENGINES: dict[str, Callable[[Recipe, Any, Renderer, int, Worker | None], Engine]] = {
+ENGINES: dict[str, Callable[[Recipe, CausalLM, Renderer, int, Worker | None], Engine]] = {
     "slots": slot_engine,
     "vllm": vllm_engine,
 }
 """By name: the engine of a run, computed by a worker where it has a copy of the model."""
-REPLICAS: dict[str, Callable[[Recipe, Any, Renderer, int], Engine]] = {"slots": slot_replica, "vllm": vllm_engine}
+REPLICAS: dict[str, Callable[[Recipe, CausalLM, Renderer, int], Engine]] = {"slots": slot_replica, "vllm": vllm_engine}
 """By name: the engine of another process, which has the model to itself."""

@@ -28,6 +28,7 @@ from turnwise.learn.stepper import OptimizerSettings, Reduce, alone
 from turnwise.learn.teacher import Teacher
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.optimizer import OptimizerConfig
 from turnwise.recipe.schema import Recipe
 
@@ -44,7 +45,7 @@ def as_it_is(policy: Policy) -> Policy:
     return policy
 
 
-def layout_of(recipe: Recipe, model: Any) -> Layout:
+def layout_of(recipe: Recipe, model: CausalLM) -> Layout:
     """How turns are laid out, for as many ranks as there are."""
     return split_for_ranks(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
 
@@ -68,12 +69,12 @@ def placed(recipe: Recipe) -> Iterator[Site | None]:
         yield site
 
 
-def portable(recipe: Recipe, model: Any) -> Any:
+def portable(recipe: Recipe, model: CausalLM) -> CausalLM:
     """The model as it can be handed to other processes, where there are any."""
     return copy.deepcopy(model).cpu() if recipe.cluster.is_spread and model.device.type != "cpu" else model
 
 
-def learner_for(recipe: Recipe, model: Any, make: MakeLearner, site: Site | None) -> AnyLearner:
+def learner_for(recipe: Recipe, model: CausalLM, make: MakeLearner, site: Site | None) -> AnyLearner:
     """What `make` makes, by this process or by ranks that hold it together: of this machine, or at a site."""
     if not recipe.cluster.is_spread:
         return make(as_it_is, alone)
@@ -88,9 +89,9 @@ def learner_for(recipe: Recipe, model: Any, make: MakeLearner, site: Site | None
 
 def rl_learner(
     recipe: Recipe,
-    model: Any,
-    tokenizer: Any,
-    start: Callable[[], Any] | None = None,
+    model: CausalLM,
+    tokenizer: ChatTokenizer,
+    start: Callable[[], CausalLM] | None = None,
     prepare: Prepare = as_it_is,
     reduce: Reduce = alone,
 ) -> Learner:
@@ -109,7 +110,7 @@ def rl_learner(
     return learner
 
 
-def sft_learner(recipe: Recipe, model: Any, prepare: Prepare = as_it_is, reduce: Reduce = alone) -> Learner:
+def sft_learner(recipe: Recipe, model: CausalLM, prepare: Prepare = as_it_is, reduce: Reduce = alone) -> Learner:
     """The learner of a warm start."""
     model = model.to(device_of(recipe))
     return learner_of(recipe, model, recipe.sft.optimizer, recipe.sft.updates, prepare=prepare, reduce=reduce)
@@ -120,10 +121,10 @@ def sft_learner(recipe: Recipe, model: Any, prepare: Prepare = as_it_is, reduce:
 
 def learner_of(
     recipe: Recipe,
-    model: Any,
+    model: CausalLM,
     optimizer: OptimizerConfig,
     updates: int,
-    frozen: Mapping[str, Any] = MappingProxyType({}),
+    frozen: Mapping[str, CausalLM] = MappingProxyType({}),
     critic: Critic | None = None,
     prepare: Prepare = as_it_is,
     reduce: Reduce = alone,
@@ -149,7 +150,7 @@ def stepping(optimizer: OptimizerConfig, updates: int) -> tuple[OptimizerSetting
     return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
 
 
-def critic_of(recipe: Recipe, model: Any, prepare: Prepare = as_it_is) -> Critic | None:
+def critic_of(recipe: Recipe, model: CausalLM, prepare: Prepare = as_it_is) -> Critic | None:
     """A critic that starts as a copy of the model, where the recipe needs one."""
     if "values" not in choices.needs(recipe):
         return None
@@ -159,11 +160,11 @@ def critic_of(recipe: Recipe, model: Any, prepare: Prepare = as_it_is) -> Critic
     return Critic(values, *stepping(recipe.critic.optimizer, updates), clip=recipe.critic.clip)
 
 
-def policy_of(recipe: Recipe, model: Any) -> Policy:
+def policy_of(recipe: Recipe, model: CausalLM) -> Policy:
     return Policy(model, temperature=recipe.sampling.temperature, **how_computed(recipe, model))
 
 
-def how_computed(recipe: Recipe, model: Any) -> dict[str, Any]:
+def how_computed(recipe: Recipe, model: CausalLM) -> dict[str, Any]:
     """What a policy and a critic have in common: how they compute plans."""
     longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
     if device != "cpu" and recipe.max_tokens_per_microbatch < longest:
@@ -179,7 +180,7 @@ def how_computed(recipe: Recipe, model: Any) -> dict[str, Any]:
     }
 
 
-def frozen_models(recipe: Recipe, tokenizer: Any, start: Callable[[], Any]) -> dict[str, Any]:
+def frozen_models(recipe: Recipe, tokenizer: ChatTokenizer, start: Callable[[], CausalLM]) -> dict[str, CausalLM]:
     """The models that a step needs scores of beside the policy's; `start` gives the one that training started from."""
     needed, frozen = choices.needs(recipe), {}
     if "reference" in needed and not (recipe.lora.rank and refers_to_start(recipe)):
@@ -195,7 +196,7 @@ def refers_to_start(recipe: Recipe) -> bool:
     return "reference" in choices.needs(recipe) and recipe.kl.reference == "start"
 
 
-def adapters_of(recipe: Recipe, model: Any) -> Adapters | None:
+def adapters_of(recipe: Recipe, model: CausalLM) -> Adapters | None:
     """The adapters that are trained, put into the model, where the recipe has some."""
     if not recipe.lora.rank:
         return None
@@ -203,7 +204,7 @@ def adapters_of(recipe: Recipe, model: Any) -> Adapters | None:
     return Adapters(model, settings, base=BASE, seed=recipe.seed)
 
 
-def same_vocabulary(path: str, tokenizer: Any) -> Any:
+def same_vocabulary(path: str, tokenizer: ChatTokenizer) -> CausalLM:
     """The model in a folder, once its tokens are known to be the policy's."""
     if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         raise ValueError(f"the model in {path} has another vocabulary than the policy, so it cannot score its tokens")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from turnwise.assemble.learner import device_of
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.environments import Environments
@@ -33,7 +33,7 @@ def set_threads(recipe: Recipe) -> None:
 
 async def model_and_tokenizer(
     recipe: Recipe, environments: Environments, path: str | Path | None = None
-) -> tuple[Any, Any]:
+) -> tuple[CausalLM, ChatTokenizer]:
     """The policy's model in float32 and its tokenizer: from a folder, or the tiny ones built by code."""
     if path is None and recipe.model.path != "tiny":
         path = recipe.model.path
@@ -52,7 +52,7 @@ async def model_and_tokenizer(
     return model.to("cpu" if recipe.cluster.on_ray else device_of(recipe)), tokenizer
 
 
-def load(path: str | Path) -> tuple[Any, Any]:
+def load(path: str | Path) -> tuple[CausalLM, ChatTokenizer]:
     """(model, tokenizer) of a folder; one that cannot be read is a one-line ValueError."""
     try:
         return load_model(path), load_tokenizer(path)
@@ -60,7 +60,7 @@ def load(path: str | Path) -> tuple[Any, Any]:
         raise ValueError(f"cannot load the model in {path}: {str(error).splitlines()[0]}") from None
 
 
-def renderer_of(recipe: Recipe, model: Any, tokenizer: Any) -> Renderer:
+def renderer_of(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> Renderer:
     """The renderer of a model, whose actions may also end with what its generation config names."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = [named] if isinstance(named, int) else named or []

@@ -27,6 +27,7 @@ from turnwise.learn.base import AnyLearner
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.group import AttemptMaker
@@ -196,11 +197,11 @@ def open_tracker(
 async def run_parts(
     recipe: Recipe,
     environments: Environments,
-    model: Any,
-    tokenizer: Any,
+    model: CausalLM,
+    tokenizer: ChatTokenizer,
     evaluations: Path,
     checkpoint: Checkpoint | None = None,
-    beginning: Callable[[], Any] | None = None,
+    beginning: Callable[[], CausalLM] | None = None,
     workers: Workers = in_own_thread,
 ) -> AsyncIterator[RunParts]:
     """The parts of a run, at its start or as a checkpoint left them; `beginning` gives the model that training started
@@ -259,7 +260,13 @@ async def opened(engine: Engine) -> AsyncIterator[Engine]:
 
 
 def weight_check_of(
-    recipe: Recipe, engine: Engine, learner: AnyLearner, plan: Plans, run: Worker, model: Any, tokenizer: Any
+    recipe: Recipe,
+    engine: Engine,
+    learner: AnyLearner,
+    plan: Plans,
+    run: Worker,
+    model: CausalLM,
+    tokenizer: ChatTokenizer,
 ) -> WeightCheck:
     return WeightCheck(
         engine,
@@ -303,7 +310,7 @@ async def refuse_another_model(weight_check: WeightCheck, version: int) -> None:
         raise RunStopped(found.problem)
 
 
-def without_adapters(recipe: Recipe, model: Any) -> Any:
+def without_adapters(recipe: Recipe, model: CausalLM) -> CausalLM:
     """The model that engines make copies of: another one where the learner is about to put adapters into it."""
     shares = recipe.engine_shares_weights and not recipe.evaluation.overlap
     if not recipe.lora.rank or recipe.cluster.is_spread or shares:

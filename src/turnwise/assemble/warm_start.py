@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from turnwise.assemble.checks import check_model
 from turnwise.assemble.environments import task_order
@@ -24,6 +23,7 @@ from turnwise.data.cache import cache_folder, made_again, made_once
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
 from turnwise.rollout.environments import Environments
@@ -38,7 +38,7 @@ from turnwise.types import Group
 
 async def starting_model(
     recipe: Recipe, environments: Environments, screen: Screen, seconds: dict[str, float], stop: asyncio.Event
-) -> tuple[Any, Any]:
+) -> tuple[CausalLM, ChatTokenizer]:
     """The model that training starts from and its tokenizer. A warm start is made once and cached; the `seconds` that
     it took are added."""
     if not recipe.sft.updates:
@@ -59,7 +59,9 @@ async def starting_model(
     return model, tokenizer
 
 
-async def checked_model(recipe: Recipe, environments: Environments, path: Path | None = None) -> tuple[Any, Any]:
+async def checked_model(
+    recipe: Recipe, environments: Environments, path: Path | None = None
+) -> tuple[CausalLM, ChatTokenizer]:
     """A model and its tokenizer, once it is known that training can compute it."""
     model, tokenizer = await model_and_tokenizer(recipe, environments, path)
     check_model(recipe, model, tokenizer)
@@ -67,7 +69,12 @@ async def checked_model(recipe: Recipe, environments: Environments, path: Path |
 
 
 async def warm_up(
-    recipe: Recipe, environments: Environments, model: Any, tokenizer: Any, screen: Screen, stop: asyncio.Event
+    recipe: Recipe,
+    environments: Environments,
+    model: CausalLM,
+    tokenizer: ChatTokenizer,
+    screen: Screen,
+    stop: asyncio.Event,
 ) -> None:
     """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
     async with demonstrating(recipe, environments, model, tokenizer) as parts:
@@ -76,7 +83,7 @@ async def warm_up(
 
 @asynccontextmanager
 async def demonstrating(
-    recipe: Recipe, environments: Environments, model: Any, tokenizer: Any
+    recipe: Recipe, environments: Environments, model: CausalLM, tokenizer: ChatTokenizer
 ) -> AsyncIterator[LoopParts]:
     """What the loop works with in a warm start: demonstrations for attempts and likelihood for a loss."""
     renderer = renderer_of(recipe, model, tokenizer)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from turnwise.plan.balance import Cost, balance
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM
 from turnwise.types import Turn
 
 Layout = Callable[[Sequence[Turn], int], list[Plan]]
@@ -77,7 +77,7 @@ def busiest(plans: Sequence[Plan], ranks: int, cost: Cost) -> float:
     return max(sum(costs[index] for index in share) for share in balance(costs, ranks))
 
 
-def cost_of(model: Any) -> Cost:
+def cost_of(model: CausalLM) -> Cost:
     """The cost of a token and of a pair of tokens, in multiplications: good enough to compare plans."""
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

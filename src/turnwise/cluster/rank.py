@@ -22,6 +22,7 @@ from turnwise.learn.perturbation import Change
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import Reduce
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import ChatTokenizer
 
 MakeLearner = Callable[[Callable[[Policy], Policy], Reduce], Learner]
 """(a function that shards a policy, a function that adds up sums over ranks) -> a learner."""
@@ -140,7 +141,7 @@ class Rank:
                 gathered_by_id[id(tensor)] = complete.cpu() if self.is_first else complete.new_empty(0)
         return {name: gathered_by_id[id(tensor)] for name, tensor in tensors.items()} if self.is_first else None
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Write the usual checkpoint: the first rank writes the weights, and each rank its part of the state."""
         weights = self.weights()
         if weights is not None:

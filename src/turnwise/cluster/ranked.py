@@ -15,6 +15,7 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import ChatTokenizer
 
 
 class Ranks(Protocol):
@@ -99,7 +100,7 @@ class RankedLearner:
         gradients: Mapping[str, Any] = self.ranks.call("gradients")[0]
         return gradients
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Every rank writes into the folder, so all of them must be able to reach it."""
         self.ranks.call("save", self.for_all(folder.absolute()), self.for_all(tokenizer))
 

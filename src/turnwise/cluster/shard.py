@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import Sums
+from turnwise.pretrained import CausalLM
 
 
 class Shell(torch.nn.Module):
@@ -44,7 +45,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
     return policy
 
 
-def layers_of(model: Any) -> list[torch.nn.Module]:
+def layers_of(model: CausalLM) -> list[torch.nn.Module]:
     """The modules that are gathered one by one: those that transformers lists as not to be split."""
     unsplit = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in unsplit]

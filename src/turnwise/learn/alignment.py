@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from turnwise.pretrained import CausalLM
 
 
 @torch.no_grad()
-def align(model: Any) -> Any:
+def align(model: CausalLM) -> CausalLM:
     """The model with all its weights in memory that PyTorch has allocated, which is aligned to 64 bytes; tied ones stay
     tied.
 

@@ -17,6 +17,7 @@ from turnwise.learn.blocks import BlockAttention, Relay
 from turnwise.learn.flex import FlexAttention
 from turnwise.plan.blocks import Blocks
 from turnwise.plan.plan import Plan, Stretch
+from turnwise.pretrained import CausalLM
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 """(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d]."""
@@ -54,7 +55,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-def states_of(model: Any, plan: Plan, stretch: Stretch, attend: Attend) -> Tensor:
+def states_of(model: CausalLM, plan: Plan, stretch: Stretch, attend: Attend) -> Tensor:
     """[n, width] the last hidden states of a stretch of a plan."""
     tokens, places = (
         torch.as_tensor(array[stretch.start : stretch.end]).long()[None].to(model.device)

@@ -12,6 +12,7 @@ from turnwise.credit.scope import PerTurn
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import ChatTokenizer
 
 
 class AnyLearner(Protocol):
@@ -48,7 +49,7 @@ class AnyLearner(Protocol):
         """Restore all weights, bit for bit."""
         ...
 
-    def save(self, folder: Path, tokenizer: Any) -> None: ...
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None: ...
 
     def restore(self, folder: Path) -> None: ...
 

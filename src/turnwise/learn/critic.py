@@ -18,6 +18,7 @@ from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
 from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan, Stretch
+from turnwise.pretrained import CausalLM
 
 FOLDER = "critic"
 
@@ -25,7 +26,7 @@ FOLDER = "critic"
 class ValueModel(Policy):
     """A model whose passes yield values in place of logprobs: of the state that each action token was sampled in."""
 
-    def __init__(self, model: Any, **how: Any) -> None:
+    def __init__(self, model: CausalLM, **how: Any) -> None:
         super().__init__(model, **how)
         first = next(model.parameters())
         self.head = torch.nn.Linear(model.config.hidden_size, 1, device=first.device, dtype=first.dtype)

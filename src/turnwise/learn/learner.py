@@ -26,6 +26,7 @@ from turnwise.learn.teacher import Teacher, compare_with_teacher
 from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM, ChatTokenizer
 
 Scorer = Policy | Teacher | WithoutAdapters
 """A model that scores. Its passes yield the indices of action tokens and their scores."""
@@ -156,12 +157,12 @@ class Learner:
         self.disturbance.undo()
         self.disturbance = None
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Write weights and tokenizer in the format of transformers, and the state of the optimizer."""
         self.save_weights(folder, tokenizer, self.policy.model.state_dict())
         self.save_state(folder)
 
-    def save_weights(self, folder: Path, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    def save_weights(self, folder: Path, tokenizer: ChatTokenizer, weights: Mapping[str, torch.Tensor]) -> None:
         """Write the tokenizer and, from all `weights` of the policy, the adapters if there are any, otherwise all."""
         if self.adapters is None:
             save_policy(self.policy.model, tokenizer, folder, weights)
@@ -212,7 +213,9 @@ def write_per_turn(plan: Plan, results: Sequence[tuple[Index, NDArray[Any]]], pe
         per_turn[turn] = part
 
 
-def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+def save_policy(
+    model: CausalLM, tokenizer: ChatTokenizer, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write a folder that `from_pretrained` can load, with the given weights or else the model's."""
     with no_progress_bars():
         model.save_pretrained(folder, **({} if weights is None else {"state_dict": dict(weights)}))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from turnwise.learn.merged import Adapted, Merged, check_merged
+from turnwise.pretrained import CausalLM
 
 NAME = "policy"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -44,7 +45,7 @@ class LoraSettings:
 class Adapters:
     """The adapters of a model, put into it here; all its other weights are frozen. They begin as nothing."""
 
-    def __init__(self, model: Any, settings: LoraSettings, *, base: str, seed: int) -> None:
+    def __init__(self, model: CausalLM, settings: LoraSettings, *, base: str, seed: int) -> None:
         """`base` is where the folder of a checkpoint finds the model without adapters."""
         from peft import LoraConfig
         from peft.tuners.lora import LoraLayer, LoraModel
@@ -105,7 +106,7 @@ class Adapters:
         self.config.save_pretrained(folder)
 
 
-def adapted_weights(model: Any) -> Iterator[Adapted]:
+def adapted_weights(model: CausalLM) -> Iterator[Adapted]:
     """The weights that have adapters; a layer of a kind whose adapter is not a sum with a weight is refused."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import Linear, ParamWrapper
@@ -130,7 +131,7 @@ def no_hints() -> Iterator[None]:
         yield
 
 
-def linear_layers(model: Any) -> Iterator[str]:
+def linear_layers(model: CausalLM) -> Iterator[str]:
     from transformers.pytorch_utils import Conv1D
 
     return (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D))
@@ -159,12 +160,12 @@ def base_of(folder: Path) -> Path | None:
     return base if base.is_absolute() else folder / base
 
 
-def add_adapters(model: Any, folder: Path) -> Any:
+def add_adapters(model: CausalLM, folder: Path) -> CausalLM:
     """The model with the adapters of a folder added to its weights."""
     from peft import PeftModel
 
     if not (folder / WEIGHTS).is_file():  # or peft would look for a pickle, and elsewhere
         raise ValueError(f"{folder} has no {WEIGHTS}; restore it from a copy")
     with no_hints():
-        merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+        merged: CausalLM = PeftModel.from_pretrained(model, folder).merge_and_unload()
     return merged.requires_grad_(True)  # peft freezes what it is given

@@ -17,6 +17,7 @@ from torch import Tensor
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.model_checks import ROWS, short_turns
 from turnwise.plan.pack import pack
+from turnwise.pretrained import CausalLM
 
 TRIAL = 0.1
 """How large what adapters add is in the trial, relative to the weights it is added to."""
@@ -97,7 +98,7 @@ def plain_name(name: str) -> str:
 # ---------------------------------------------------------------- whether it is the same
 
 
-def check_merged(model: Any, adapted: Mapping[str, Adapted], plain: Mapping[str, torch.Size]) -> None:
+def check_merged(model: CausalLM, adapted: Mapping[str, Adapted], plain: Mapping[str, torch.Size]) -> None:
     """Refuse adapters that cannot be merged, or do not train: they get values for the time of a trial, in which the
     model computes a few tokens with them and with the weights that would be published. `plain` has the shapes of all
     weights of the model without adapters."""
@@ -120,7 +121,7 @@ def check_merged(model: Any, adapted: Mapping[str, Adapted], plain: Mapping[str,
         )
 
 
-def check_gradients(model: Any, adapted: Mapping[str, Adapted]) -> None:
+def check_gradients(model: CausalLM, adapted: Mapping[str, Adapted]) -> None:
     """Refuse layers whose adapters have no part in what is trained. By kind: a layer of one expert among many may have
     no token."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -136,7 +137,7 @@ def check_gradients(model: Any, adapted: Mapping[str, Adapted]) -> None:
 
 
 @contextmanager
-def trial_values(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None]:
+def trial_values(model: CausalLM, adapted: Mapping[str, Adapted]) -> Iterator[None]:
     """Adapters that add something noticeable, until they are again what they were, bit for bit."""
     kept = {name: p.detach().clone() for name, p in model.named_parameters() if ".lora_" in name}
     parameters = dict(model.named_parameters())
@@ -161,7 +162,7 @@ def trial_values(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None]:
 
 
 @contextmanager
-def merged_in_place(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None]:
+def merged_in_place(model: CausalLM, adapted: Mapping[str, Adapted]) -> Iterator[None]:
     """The model with its adapters off and the weights that would be published instead: each layer has them while it
     computes, so that there is one such copy at a time."""
     merged = Merged(model.state_dict(), adapted)
@@ -193,7 +194,7 @@ def merged_in_place(model: Any, adapted: Mapping[str, Adapted]) -> Iterator[None
             handle.remove()
 
 
-def logprobs_of(model: Any) -> Tensor:
+def logprobs_of(model: CausalLM) -> Tensor:
     """Logprobs of all tokens after those of a few short turns, in the dtype of the weights."""
     turns = short_turns(model.config.get_text_config().vocab_size)
     [plan] = pack(turns, ROWS.size)

@@ -14,6 +14,7 @@ from turnwise.learn.attention import NAME, attention_of, register, states_of
 from turnwise.messages import Message
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
+from turnwise.pretrained import CausalLM
 from turnwise.types import StopReason, Turn
 
 Layout = Callable[[Sequence[Turn], int], list[Plan]]
@@ -32,7 +33,7 @@ TOLERANCE = 1e-4
 # ---------------------------------------------------------------- by what a model says of itself
 
 
-def check_model(model: Any, longest: float = math.inf) -> None:
+def check_model(model: CausalLM, longest: float = math.inf) -> None:
     """Refuse, with the reason, what is known not to be computed exactly for turns of up to `longest` tokens."""
     config = model.config.get_text_config()
     if kinds := layer_kinds(config) - WINDOWS.keys():
@@ -61,7 +62,7 @@ def check_model(model: Any, longest: float = math.inf) -> None:
             )
 
 
-def check_plan(model: Any, plan: Plan) -> None:
+def check_plan(model: CausalLM, plan: Plan) -> None:
     """Refuse a plan with a turn longer than the model computes exactly: demonstrations have lengths of their own."""
     longest = int(plan.depth.max(initial=-1)) + 1
     for tokens, what in reaches(model.config.get_text_config()):
@@ -73,7 +74,7 @@ def layer_kinds(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ["full_attention"])
 
 
-def noises(config: Any, model: Any) -> Iterator[str]:
+def noises(config: Any, model: CausalLM) -> Iterator[str]:
     """What makes a training pass random, by name; heads of classifiers are not in the way of a token's logits."""
     for name, value in config.to_dict().items():
         random = any(word in name for word in ("dropout", "pdrop", "layerdrop", "jitter_noise"))
@@ -102,7 +103,7 @@ def reaches(config: Any) -> Iterator[tuple[int, str]]:
 
 
 @torch.no_grad()
-def check_layout(model: Any, layout: Layout) -> None:
+def check_layout(model: CausalLM, layout: Layout) -> None:
     """Refuse an architecture that computes something else when turns are laid out together: a few short ones are
     computed both ways. So a model is tried that says nothing of itself, and one that nobody has heard of."""
     register()
@@ -125,7 +126,7 @@ def short_turns(vocabulary: int) -> list[Turn]:
     return [Turn(row[:1], row[1:], logprobs, versions, StopReason.length, 0.0, said) for row in rows]
 
 
-def logits_apart(model: Any, turns: Sequence[Turn]) -> Tensor:
+def logits_apart(model: CausalLM, turns: Sequence[Turn]) -> Tensor:
     """[turns, actions, vocabulary] as transformers computes them, a row per turn, at the tokens of the actions."""
     model.set_attn_implementation("eager")
     rows = torch.from_numpy(np.stack([np.concatenate([turn.prompt, turn.action]) for turn in turns]))
@@ -133,7 +134,7 @@ def logits_apart(model: Any, turns: Sequence[Turn]) -> Tensor:
     return logits[:, 1:]
 
 
-def difference(model: Any, turns: Sequence[Turn], layout: Layout, apart: Tensor) -> float:
+def difference(model: CausalLM, turns: Sequence[Turn], layout: Layout, apart: Tensor) -> float:
     """The largest difference of logits, relative to the largest logit."""
     [plan] = layout(turns, ROWS.size)
     states = watched_states(model, plan)
@@ -143,7 +144,7 @@ def difference(model: Any, turns: Sequence[Turn], layout: Layout, apart: Tensor)
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-def watched_states(model: Any, plan: Plan) -> Tensor:
+def watched_states(model: CausalLM, plan: Plan) -> Tensor:
     """The last hidden states of a plan, by a model that was seen to leave the attention of every layer to us."""
     name = type(model).__name__
     inner = attention_of(plan, plan.stretches[0], model.device.type)

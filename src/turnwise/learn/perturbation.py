@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnwise.learn.merged import plain_name
+from turnwise.pretrained import CausalLM
 
 STRIDE = 7
 """Every seventh number of a tensor changes: enough to be seen, and in another column of each row."""
@@ -80,7 +80,7 @@ class Disturbance:
         disturbance.undo()
     """
 
-    def __init__(self, model: Any, change: Change) -> None:
+    def __init__(self, model: CausalLM, change: Change) -> None:
         self.model = model
         self.change = change
         self.zeros: set[str] = set()

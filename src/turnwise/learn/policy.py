@@ -23,6 +23,7 @@ from turnwise.learn.model_checks import Layout, check_layout, check_model, check
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
+from turnwise.pretrained import CausalLM, ChatTokenizer
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -38,7 +39,7 @@ class Policy:
 
     def __init__(
         self,
-        model: Any,
+        model: CausalLM,
         *,
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
@@ -118,14 +119,14 @@ def plainly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def recomputable(model: Any) -> list[Any]:
+def recomputable(model: CausalLM) -> list[Any]:
     """The modules that can keep their inputs only, made ready for `checkpointing` and left as they were."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} cannot recompute its layers; set model.checkpointing = false")
     # No random state is kept for the second computation: nothing in a layer is random, or it would have been refused.
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.disable_input_require_grads()  # which transformers adds for adapters
-    found = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    found: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     for module in found:
         module.gradient_checkpointing = False  # transformers' own way to say so would forget how they are recomputed
     return found
@@ -157,7 +158,7 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(path: str | Path) -> Any:
+def load_model(path: str | Path) -> CausalLM:
     """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, these
     are added to it. No code of the folder runs, and no pickle of it is read."""
     folder = model_folder(path)
@@ -173,10 +174,11 @@ def load_model(path: str | Path) -> Any:
     return align(model)
 
 
-def load_tokenizer(path: str | Path) -> Any:
+def load_tokenizer(path: str | Path) -> ChatTokenizer:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_folder(path), trust_remote_code=False)
+    tokenizer: ChatTokenizer = AutoTokenizer.from_pretrained(model_folder(path), trust_remote_code=False)
+    return tokenizer
 
 
 def pick_device(name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turnwise.plan.rows import Rows, length, pad
+from turnwise.pretrained import CausalLM
 from turnwise.types import Turn
 
 LOGITS = 1 << 26
@@ -18,7 +19,7 @@ LOGITS = 1 << 26
 
 
 @contextmanager
-def stock_attention(model: Any) -> Iterator[None]:
+def stock_attention(model: CausalLM) -> Iterator[None]:
     """The model with the attention that transformers ships."""
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
@@ -29,7 +30,7 @@ def stock_attention(model: Any) -> Iterator[None]:
 
 
 def stock_passes(
-    model: Any, turns: Sequence[Turn], tokens_per_pass: int, temperature: float
+    model: CausalLM, turns: Sequence[Turn], tokens_per_pass: int, temperature: float
 ) -> Iterator[tuple[Rows, Tensor, Tensor, Tensor]]:
     """(which turns, logprobs and entropies of all their action tokens, turn after turn, the logprobs of all tokens in
     their places) of every padded batch.
@@ -52,7 +53,7 @@ def stock_passes(
         yield rows, logprobs, -(chosen.exp() * chosen).sum(-1), chosen
 
 
-def in_float64(model: Any) -> bool:
+def in_float64(model: CausalLM) -> bool:
     """Make a model ready to compute in float64; whether all of it will, or norms or routers go through float32."""
     experts = model._can_set_experts_implementation()
     if experts:
@@ -60,7 +61,7 @@ def in_float64(model: Any) -> bool:
     return exact_norms(model) and not experts
 
 
-def exact_norms(model: Any) -> bool:
+def exact_norms(model: CausalLM) -> bool:
     """Let a model's RMS norms compute in the dtype they are given, where transformers goes through float32.
 
     False where one has another formula than the usual: it is left as it is, and float64 is then no better inside it

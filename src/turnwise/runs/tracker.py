@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from turnwise.atomic import append_durably, write_atomically
 from turnwise.runs.checksums import Damaged
-from turnwise.runs.trackers.attempts import AttemptRow
+from turnwise.runs.trackers.attempts import SampledAttempt
 
 NONFINITE = "nonfinite"
 
@@ -22,7 +22,7 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         """Take a few attempts of a step as a table."""
         ...
 
@@ -56,7 +56,7 @@ class JsonLines:
             line[NONFINITE] = nonfinite
         append_durably(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         pass  # the archive has all of them
 
     def log_curve(self, step: int, path: Path) -> None:
@@ -76,7 +76,7 @@ class Several:
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         for tracker in self._trackers:
             tracker.log_attempts(step, rows)
 

@@ -14,6 +14,7 @@ from typing import Any
 from turnwise.atomic import write_atomically
 from turnwise.evaluate.evaluator import Evaluation, Evaluator
 from turnwise.learn.policy import load_model
+from turnwise.pretrained import ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs import archive, evaluations, tracker
@@ -25,6 +26,7 @@ from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
 from turnwise.schedule.stopping import LearnerLost, RunStopped
+from turnwise.tokens import Tokens
 from turnwise.train.loop import LoopParts, Progress, Waiting, train
 from turnwise.train.state import State
 from turnwise.types import Task
@@ -40,7 +42,7 @@ class RunParts:
     loop: LoopParts
     evaluator: Evaluator
     environments: Environments
-    tokenizer: Any
+    tokenizer: ChatTokenizer
 
 
 class Run:
@@ -125,9 +127,7 @@ class Run:
         with self.timed("record"):
             self.tracker.log(step, metrics)
             if self.recipe.runs.trackers and (step == 1 or last or step % self.recipe.runs.checkpoint_every == 0):
-                self.tracker.log_attempts(
-                    step, rows_of([record.group for record in records], self.parts.tokenizer.decode)
-                )
+                self.tracker.log_attempts(step, rows_of([record.group for record in records], self.decode))
             archive.write_step(self.folder.archive, step, records)
             archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
             evaluations.prune(self.folder.evaluations, self.recipe.runs.evaluations, self.state.best_step)
@@ -256,6 +256,10 @@ class Run:
             stay = self.state.best_step, self.state.evaluating
             prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, *stay)
         self.last_checkpoint = step
+
+    def decode(self, tokens: Tokens) -> str:
+        """The text of tokens, control tokens included."""
+        return self.parts.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
     def model_seconds(self) -> dict[str, float]:
         """Seconds inside the models so far, by what they did."""

@@ -13,6 +13,7 @@ from typing import Any
 from turnwise.atomic import remove_folder
 from turnwise.data.cache import cache_folder, check_folder
 from turnwise.learn.learner import save_policy
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.runs.archive import Record
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.screen import Screen
@@ -65,7 +66,7 @@ def is_usable(folder: Path, screen: Screen) -> bool:
     return True
 
 
-def save(model: Any, tokenizer: Any, provenance: Mapping[str, Any], folder: Path) -> None:
+def save(model: CausalLM, tokenizer: ChatTokenizer, provenance: Mapping[str, Any], folder: Path) -> None:
     """Write a warm start, and what it is made of."""
     save_policy(model, tokenizer, folder)
     made = {"made": datetime.now().astimezone().isoformat(timespec="seconds"), "of": provenance}

@@ -10,26 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.pretrained import CausalLM
+
 TensorKey = tuple[str, bool, bool]
 """(name in the state dict, whether it is a parameter, whether it requires a gradient)"""
 
 
-def skeleton_of(model: Any) -> bytes:
+def skeleton_of(model: CausalLM) -> bytes:
     """A pickle of a model without the tensors that its state dict names."""
     stream = io.BytesIO()
     WeightlessPickler(stream, model).dump(model)
     return stream.getvalue()
 
 
-def model_of_skeleton(skeleton: bytes, weights: Mapping[str, Tensor]) -> Any:
+def model_of_skeleton(skeleton: bytes, weights: Mapping[str, Tensor]) -> CausalLM:
     """The model of a skeleton, with copies of these weights; tied tensors are tied."""
-    return WeightUnpickler(io.BytesIO(skeleton), weights).load()
+    model: CausalLM = WeightUnpickler(io.BytesIO(skeleton), weights).load()
+    return model
 
 
 class WeightlessPickler(pickle.Pickler):
     """Writes the names of weights in place of the weights."""
 
-    def __init__(self, stream: io.BytesIO, model: Any) -> None:
+    def __init__(self, stream: io.BytesIO, model: CausalLM) -> None:
         super().__init__(stream)
         self.names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def is_alive(pid):
 def test_the_skeleton_of_a_model_is_small_and_makes_the_same_model(tied):
     model = tiny_model(tied=tied)
     skeleton = skeleton_of(model)
-    again = model_of_skeleton(skeleton, model.state_dict())
+    again: Any = model_of_skeleton(skeleton, model.state_dict())
     assert len(skeleton) < 40_000
     assert (again.lm_head.weight is again.model.embed_tokens.weight) is tied
     tokens = torch.arange(9)[None]

@@ -1,4 +1,5 @@
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def states_of(model, tokens, positions):
 def test_it_computes_what_the_model_does(name, settings):
     model = model_of(name, **settings)
     with torch.inference_mode():
-        fused = try_fuse(model, 64)
+        fused: Any = try_fuse(model, 64)
         tokens, positions = torch.randint(0, 61, (2, 9))
         torch.testing.assert_close(
             fused(tokens, positions, attend_causally), states_of(model, tokens, positions), atol=1e-5, rtol=1e-5
@@ -93,7 +94,7 @@ def test_a_layer_with_more_to_it_computes_itself():
 def test_it_has_no_weights_besides_the_models():
     model, other = served(tiny_model(seed=0)), served(tiny_model(seed=1))
     with torch.inference_mode():
-        fused = try_fuse(model, 64)
+        fused: Any = try_fuse(model, 64)
     model.load_state_dict(other.state_dict())
     with torch.inference_mode():
         tokens, positions = torch.randint(0, 61, (2, 9))

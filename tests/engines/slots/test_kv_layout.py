@@ -43,7 +43,7 @@ def test_a_layer_that_comes_twice_is_refused():
 
 def test_a_model_that_cannot_be_asked_is_refused_in_one_line():
     class Deaf(Parrot):
-        def recite(self, *, input_ids):
+        def recite(self, *, input_ids):  # type: ignore[override]  # takes nothing else
             raise AssertionError
 
     with pytest.raises(ValueError, match="^the slot engine cannot sample from Deaf: .*unexpected keyword") as refused:

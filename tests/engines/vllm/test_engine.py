@@ -1,7 +1,9 @@
 """The vLLM engine over a played service, without vLLM; the other files of this folder start one."""
 
 import asyncio
+import importlib.util
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -490,11 +492,11 @@ def test_settings_of_gpus_are_refused_without_one(own):
 
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
-    engine = vllm_engine(recipe({"max_num_seqs": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
+    engine: Any = vllm_engine(recipe({"max_num_seqs": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
     assert (engine.free_slots, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
     assert engine.service.url == "http://x"
     assert set(engine.first_weights) == set(engine.tensors)
-    local = vllm_engine(recipe({}), tiny_model(), renderer(), 0)
+    local: Any = vllm_engine(recipe({}), tiny_model(), renderer(), 0)
     assert local.first_weights is None
     assert local.service.settings.eager
 
@@ -514,7 +516,7 @@ def test_overlapping_evaluation_needs_a_copy_of_the_weights():
     ],
 )
 def test_without_its_packages_one_line_says_what_to_install(engine, text, monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=text) as caught:
         checks.check(recipe(engine))
     assert "\n" not in str(caught.value)

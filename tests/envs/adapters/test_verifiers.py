@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -524,7 +526,7 @@ def test_a_process_that_does_not_let_go_is_ended(faked, monkeypatch):
 def test_it_plays_itself_and_takes_no_other_agent(faked):
     entry = {"name": LAB, "settings": {"python": faked()}}
     recipe = parse_recipe({"env": [{**entry, "max_concurrent_agents": 3}], "endpoint": {"port": 0}}, "here")
-    plays = environments_of(recipe, Endpoint()).plays
+    plays: Mapping[str, Any] = environments_of(recipe, Endpoint()).plays
     assert list(plays) == ["lab"]
     assert isinstance(plays["lab"].agent, partial)
     with pytest.raises(ValueError, match="would be ignored: verifiers:lab plays itself"):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, Task
 
 HERE = "support.odd:Odd"
-KIND = isolate(Odd, HERE)
+KIND: Any = isolate(Odd, HERE)
 
 
 def run(work):

@@ -6,6 +6,7 @@ from support.acting import attempted, says
 from support.acting import run as run_it
 from support.wild import Wild
 from turnwise.assemble.environments import environment_makers, tasks_of
+from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.recipe.arguments import check_arguments
 from turnwise.recipe.parse import parse_recipe
@@ -65,7 +66,7 @@ def test_one_word_in_a_recipe_isolates_an_environment():
     assert made.status == Status.finished
     assert made.turns[0].heard[0].content != f"on {os.getpid()}"
     assert len(tasks_of(asked, "train")["Wild"]) == 2
-    assert callable(make().demonstrate)
+    assert can_demonstrate(make())
     plain = environment_makers(recipe())["Wild"]
     assert run(attempted(plain, says("fine"))).turns[0].heard[0].content == f"on {os.getpid()}"
 

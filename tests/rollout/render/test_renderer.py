@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -356,7 +357,8 @@ def test_the_engine_ends_at_whatever_the_model_names(tmp_path, named):
     expected = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     assert set(render.end_tokens) == expected
     assert render.end_token == tokenizer.eos_token_id
-    assert set(engine_of(recipe, model, render, 0).model.end_tokens.tolist()) == expected
+    engine: Any = engine_of(recipe, model, render, 0)
+    assert set(engine.model.end_tokens.tolist()) == expected
 
 
 def test_an_end_token_of_another_kind_stays_and_the_templates_own_follows():

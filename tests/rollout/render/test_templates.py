@@ -105,7 +105,7 @@ def test_text_that_templates_look_for_changes_nothing(name, tools):
     asked = MAKE.Conversation("extend", "hostile", False, tools)
     outcomes = Counter()
     for _ in range(25):
-        messages = (Message("user", f"go {anything(random)}"),)
+        messages: tuple[Message, ...] = (Message("user", f"go {anything(random)}"),)
         prompt = renderer.first(messages)
         for _ in range(5):
             said = random.choice(("a", "<think>\nt\n</think>\n\na", "<tool_call>\n{}\n</tool_call>", anything(random)))

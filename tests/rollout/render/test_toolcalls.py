@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_harmony(text, message):
 
 @pytest.mark.parametrize("name", ["hermes", "llama"])
 def test_what_is_written_is_read_as_the_same(name):
-    form = FORMATS[name]
+    form: Any = FORMATS[name]
     for message in (said("It is 4."), said("", "", GET), said("", "", GET, ToolCall("f", {"x": [1, "é\n"]}))):
         assert form.parse(form.write(message)) == message
 

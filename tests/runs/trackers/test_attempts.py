@@ -1,5 +1,5 @@
 from turnwise.messages import Message, ToolCall
-from turnwise.runs.trackers.attempts import COLUMNS, GROUPS, LONGEST, AttemptRow, cells, cut, rows_of
+from turnwise.runs.trackers.attempts import COLUMNS, GROUPS, LONGEST, SampledAttempt, cells, cut, rows_of
 from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn
 
 
@@ -23,8 +23,8 @@ def test_the_best_and_the_worst_attempt_of_a_group():
     rows = rows_of([Group(Task("t1", "hops"), (middle, best), (worst,))], decode)
     text = '[prompt]\n<2>\n[assistant]\nc\n[user]\nyes\n[assistant]\nd\nget({"name": "amber"})'
     assert rows == [
-        AttemptRow("t1", 1, "finished", 1.0, 2, text),
-        AttemptRow("t1", 2, "failed", 0.0, 0, "[failure]\nOSError at open: gone"),
+        SampledAttempt("t1", 1, "finished", 1.0, 2, text),
+        SampledAttempt("t1", 2, "failed", 0.0, 0, "[failure]\nOSError at open: gone"),
     ]
     assert cells(rows)[0] == ["t1", 1, "finished", 1.0, 2, text]
     assert COLUMNS == ("task", "attempt", "status", "reward", "turns", "text")

@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from turnwise.runs.trackers.attempts import AttemptRow
+from turnwise.runs.trackers.attempts import SampledAttempt
 from turnwise.runs.trackers.isolated import IsolatedTracker, Patience, in_a_line
 from turnwise.runs.trackers.library import CannotOpen
 from turnwise.runs.trackers.record import TrackerRecord
 
 BRIEF = Patience(open=0.05, close=0.05)
 LONG = Patience(open=600, close=600)
-ROW = AttemptRow("t", 0, "finished", 1.0, 1, "text")
+ROW = SampledAttempt("t", 0, "finished", 1.0, 1, "text")
 NO_ROUTE = RuntimeError("no\nroute")
 
 
@@ -197,9 +197,9 @@ def test_advice_of_the_library_and_failures_of_the_disk_stay_as_they_are(record)
         isolated(Library(failing=["open"], error=CannotOpen("log in first")), record).wait_until_open("do this")
     assert type(raised.value) is ValueError, "which the command line shows in a line"
     full = OSError(errno.ENOSPC, "full")
-    with pytest.raises(OSError, match="full") as raised:
+    with pytest.raises(OSError, match="full") as failed:
         isolated(Library(failing=["open"], error=full), record).wait_until_open("do this")
-    assert raised.value is full
+    assert failed.value is full
 
 
 def test_a_library_that_hangs_while_it_opens_is_refused(record):

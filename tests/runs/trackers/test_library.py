@@ -6,7 +6,7 @@ import math
 import pytest
 
 from support.tracking import installed, offline, opened
-from turnwise.runs.trackers.attempts import AttemptRow
+from turnwise.runs.trackers.attempts import SampledAttempt
 from turnwise.runs.trackers.names import LIBRARIES
 
 __all__ = ["offline"]
@@ -26,7 +26,9 @@ def test_a_tracker_takes_odd_values_and_a_resume_keeps_its_run(offline, caplog, 
         tracker.log(after + 1, ODD)
         tracker.log(after + 1, {"a": 0.0})
         tracker.log_attempts(after + 1, [])
-        tracker.log_attempts(after + 1, [AttemptRow("t\x00\n", 0, "failed", -1e30, 0, "\x1b[2J\x00 \U0001f600" * life)])
+        tracker.log_attempts(
+            after + 1, [SampledAttempt("t\x00\n", 0, "failed", -1e30, 0, "\x1b[2J\x00 \U0001f600" * life)]
+        )
         tracker.log(10**9, {})
         tracker.close()
         ids.append(json.loads((offline.trackers / f"{name}.json").read_text())["id"])

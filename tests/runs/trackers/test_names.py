@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+import sys
 import threading
 from typing import get_args
 
@@ -70,7 +71,7 @@ def libraries(monkeypatch):
         "mlflow": names.TrackerLibrary(packages=(), extra="", place=here + "Refuses", advice="do this"),
     }
     monkeypatch.setattr(names, "LIBRARIES", made)
-    monkeypatch.setattr(names, "import_module", lambda module: importlib.sys.modules[module])
+    monkeypatch.setattr(names, "import_module", lambda module: sys.modules[module])
 
 
 def opened(folder, *chosen, after=-1):

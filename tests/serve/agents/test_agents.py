@@ -5,6 +5,7 @@ import shlex
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -357,7 +358,8 @@ def test_mistakes_in_a_name_are_one_line(name, words):
 
 
 def test_a_function_may_take_all_there_is():
-    assert function_agent("serve.agents.test_agents:takes_everything").args[1] == (
+    agent: Any = function_agent("serve.agents.test_agents:takes_everything")
+    assert agent.args[1] == (
         "task",
         "messages",
         "base_url",

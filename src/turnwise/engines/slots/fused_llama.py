@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from turnwise.engines.slots.attention import attend
+from turnwise.pretrained import CausalLM
 
 Linear = tuple[Tensor, Tensor | None]
 """Weight and bias."""
@@ -133,7 +134,7 @@ def add_linear(hidden: Tensor, states: Tensor, linear: Linear) -> Tensor:
 # ---------------------------------------------------------------- whether it is the same
 
 
-def try_fuse(model: Any, context: int) -> FusedLlama | None:
+def try_fuse(model: CausalLM, context: int) -> FusedLlama | None:
     """A `FusedLlama` of a model, if all of the model is known and the result agrees with it on some tokens, at
     positions up to the end of a context; None otherwise."""
     try:

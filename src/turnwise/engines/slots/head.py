@@ -8,10 +8,11 @@ each load of weights makes them again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from turnwise.pretrained import CausalLM
 
 Head = Callable[[Tensor], Tensor]
 
@@ -19,12 +20,12 @@ TYPICAL_ROWS = 64
 """Blocks for this many rows suit any number of rows but one."""
 
 
-def head_of(model: Any, dtype: torch.dtype) -> Head:
+def head_of(model: CausalLM, dtype: torch.dtype) -> Head:
     """The output layer with its present weight in blocks; the module itself where blocks cannot be used."""
     module = model.get_output_embeddings()
     # A module of another class, or one with hooks, may compute something else.
     if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
-        return module  # type: ignore[no-any-return]
+        return module
     weight = module.weight.detach()
     on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
     if not on_cpu or not dtype == weight.dtype == torch.float32:

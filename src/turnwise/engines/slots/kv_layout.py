@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from turnwise.pretrained import CausalLM
 
 ALIGNMENT = 64
 """Bytes: that of PyTorch's allocations on a CPU."""
@@ -75,7 +76,7 @@ class ShapeRecorder:
         return torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
 
 
-def read_kv_layout(model: Any, dtype: torch.dtype, device: str) -> KVLayout:
+def read_kv_layout(model: CausalLM, dtype: torch.dtype, device: str) -> KVLayout:
     """The layout of a model's keys and values, recorded while it computes one token. A model that does not call
     `attend`, or calls it twice for a layer, is refused."""
     recorder, name = ShapeRecorder(), type(model).__name__

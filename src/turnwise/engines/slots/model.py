@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from turnwise.engines.slots.request import Request
 from turnwise.engines.slots.sample import draw
 from turnwise.engines.slots.scheduler import Scheduler
 from turnwise.engines.slots.slot_state import SlotIds
+from turnwise.pretrained import CausalLM
 from turnwise.types import StopReason
 
 Finished = tuple[Request, Completion | EngineFailure]
@@ -35,7 +35,7 @@ class SlotModel:
 
     def __init__(
         self,
-        model: Any,
+        model: CausalLM,
         *,
         slots: int,
         context: int,

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.pretrained import ChatTokenizer
 from turnwise.tokens import Tokens
 
 PRIVATE = range(0xF0000, 0xFFFFE)
@@ -61,7 +62,7 @@ class ControlTokens:
     tokenizer reads them as usual.
     """
 
-    def __init__(self, tokenizer: Any, looked_for: Iterable[str] = (), *, trusted: bool = False) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, looked_for: Iterable[str] = (), *, trusted: bool = False) -> None:
         self.tokenizer = tokenizer
         self.trusted = trusted
         added = tokenizer.added_tokens_decoder.items()
@@ -275,7 +276,7 @@ def is_control(token: Any) -> bool:
     return bool(token.special) or not (text[0].isalnum() or text[-1].isalnum())
 
 
-def has_normaliser(tokenizer: Any) -> bool:
+def has_normaliser(tokenizer: ChatTokenizer) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and backend.normalizer is not None
 

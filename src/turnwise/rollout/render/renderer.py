@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from turnwise.messages import Message
+from turnwise.pretrained import ChatTokenizer
 from turnwise.rollout.render.control import GuardedText
 from turnwise.rollout.render.remembered import Remembered
 from turnwise.rollout.render.skeleton import Skeletons
@@ -58,7 +58,7 @@ class Renderer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: ChatTokenizer,
         history: str = "extend",
         tools: str = "none",
         end_tokens: Iterable[int] = (),

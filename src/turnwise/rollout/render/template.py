@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.pretrained import ChatTokenizer
 from turnwise.rollout.render.control import ControlTokens, GuardedText, texts_of
 from turnwise.rollout.render.harmony import TAGS, read_harmony, without_control
 from turnwise.rollout.render.skeleton import looked_for, tested_strings
@@ -65,7 +66,7 @@ class Form:
 class Template:
     """Renders messages as text. A control token that a message only spells stays text."""
 
-    def __init__(self, tokenizer: Any, tools: str = "none", *, trust_text: bool = False) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, tools: str = "none", *, trust_text: bool = False) -> None:
         source = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ValueError(
@@ -336,7 +337,7 @@ def call_entry(call: ToolCall, index: int, form: Form) -> dict[str, Any]:
     return {"type": "function", "id": f"call{index:05d}", "function": {"name": call.name, "arguments": arguments}}
 
 
-def added_tokens(tokenizer: Any, text: str) -> list[tuple[int, int]]:
+def added_tokens(tokenizer: ChatTokenizer, text: str) -> list[tuple[int, int]]:
     """(position, token) of every added token in a text, in order."""
     positions = []
     for word, token in tokenizer.get_added_vocab().items():
@@ -347,7 +348,7 @@ def added_tokens(tokenizer: Any, text: str) -> list[tuple[int, int]]:
     return sorted(positions)
 
 
-def leading_token(tokenizer: Any, text: str) -> list[int]:
+def leading_token(tokenizer: ChatTokenizer, text: str) -> list[int]:
     """The added token a text begins with, if it begins with one."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return [int(tokens[0])] if tokens and tokens[0] in tokenizer.get_added_vocab().values() else []

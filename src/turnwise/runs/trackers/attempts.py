@@ -17,11 +17,11 @@ LONGEST = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptRow:
+class SampledAttempt:
     """One attempt as a row of a table.
 
     Example:
-        AttemptRow(task="hops-5f2c01", attempt=3, status="finished", reward=1.0, turns=2, text="[prompt]\\nStart...")
+        SampledAttempt(task="hops-5f2c01", attempt=3, status="finished", reward=1.0, turns=2, text="[prompt]\\n...")
     """
 
     task: str
@@ -34,12 +34,12 @@ class AttemptRow:
     """The first prompt, then what the model said and heard; the middle of a long text is left out."""
 
 
-COLUMNS = tuple(field.name for field in fields(AttemptRow))
+COLUMNS = tuple(field.name for field in fields(SampledAttempt))
 
 
-def rows_of(groups: Sequence[Group], decode: Callable[[Tokens], str]) -> list[AttemptRow]:
+def rows_of(groups: Sequence[Group], decode: Callable[[Tokens], str]) -> list[SampledAttempt]:
     """The best and the worst attempt of each of the first groups that have any, so that both are seen side by side."""
-    rows: list[AttemptRow] = []
+    rows: list[SampledAttempt] = []
     shown = [group for group in groups if group.trajectories or group.failed][:GROUPS]
     for group in shown:
         attempts = [*group.trajectories, *group.failed]
@@ -47,11 +47,13 @@ def rows_of(groups: Sequence[Group], decode: Callable[[Tokens], str]) -> list[At
         for place in dict.fromkeys([ranked[-1], ranked[0]]):
             attempt = attempts[place]
             text = cut("\n".join(text_of(attempt, decode)))
-            rows.append(AttemptRow(group.task.id, place, str(attempt.status), attempt.total, len(attempt.turns), text))
+            rows.append(
+                SampledAttempt(group.task.id, place, str(attempt.status), attempt.total, len(attempt.turns), text)
+            )
     return rows
 
 
-def cells(rows: Sequence[AttemptRow]) -> list[list[Any]]:
+def cells(rows: Sequence[SampledAttempt]) -> list[list[Any]]:
     """The rows as lists, in the order of COLUMNS."""
     return [list(astuple(row)) for row in rows]
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from turnwise import disk
-from turnwise.runs.trackers.attempts import AttemptRow
+from turnwise.runs.trackers.attempts import SampledAttempt
 from turnwise.runs.trackers.library import CannotOpen, LibraryTracker
 from turnwise.runs.trackers.record import TrackerRecord
 
@@ -94,7 +94,7 @@ class IsolatedTracker:
             values = dict(metrics)
             self._put(partial(self._log, step=step, metrics=values))
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         if step > self._reported:
             kept = tuple(rows)
             self._put(lambda tracker: tracker.log_attempts(step, kept))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs.trackers.attempts import COLUMNS, AttemptRow, cells
+from turnwise.runs.trackers.attempts import COLUMNS, SampledAttempt, cells
 from turnwise.runs.trackers.library import CannotOpen, TrackedRun
 
 URI = "MLFLOW_TRACKING_URI"
@@ -70,7 +70,7 @@ class MLflow:
         for start in range(0, len(values), MAX_METRICS):
             self._client.log_batch(self.id, metrics=values[start : start + MAX_METRICS])
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         path = f"attempts/step-{step:06d}.json"
         self._client.log_dict(self.id, {"columns": list(COLUMNS), "data": cells(rows)}, path)
         table = {"path": path, "type": "table"}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from turnwise.runs.trackers.attempts import COLUMNS, AttemptRow, cells
+from turnwise.runs.trackers.attempts import COLUMNS, SampledAttempt, cells
 from turnwise.runs.trackers.library import TrackedRun
 
 
@@ -40,7 +40,7 @@ class TensorBoard:
             self._writer.add_scalar(name.replace("@", "_at_"), float(value), step)  # which it takes for "_"
         self._writer.flush()
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         self._writer.add_text("attempts", markdown_table(rows), step)
         self._writer.flush()
 
@@ -55,7 +55,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def markdown_table(rows: Sequence[AttemptRow]) -> str:
+def markdown_table(rows: Sequence[SampledAttempt]) -> str:
     """The rows as Markdown in which all text is literal."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([literal(str(cell)) for cell in row] for row in cells(rows))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs.trackers.attempts import COLUMNS, AttemptRow, cells
+from turnwise.runs.trackers.attempts import COLUMNS, SampledAttempt, cells
 from turnwise.runs.trackers.library import TrackedRun
 
 
@@ -35,7 +35,7 @@ class Trackio:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         self._run.log({"attempts": self._trackio.Table(columns=list(COLUMNS), data=cells(rows))}, step=step)
 
     def log_curve(self, step: int, path: Path) -> None:

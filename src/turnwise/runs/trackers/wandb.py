@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from turnwise.runs.trackers.attempts import COLUMNS, AttemptRow, cells
+from turnwise.runs.trackers.attempts import COLUMNS, SampledAttempt, cells
 from turnwise.runs.trackers.library import CannotOpen, TrackedRun
 
 OPEN_SECONDS, FINISH_SECONDS = 30, 20
@@ -50,7 +50,7 @@ class WeightsAndBiases:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
 
-    def log_attempts(self, step: int, rows: Sequence[AttemptRow]) -> None:
+    def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         self._run.log({"attempts": self._wandb.Table(columns=list(COLUMNS), data=cells(rows))}, step=step)
 
     def log_curve(self, step: int, path: Path) -> None:

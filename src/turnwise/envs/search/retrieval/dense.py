@@ -29,8 +29,8 @@ class Encoder:
         from transformers.utils import logging as own_logging
 
         own_logging.disable_progress_bar()
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModel.from_pretrained(folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModel.from_pretrained(folder).eval()
 
     def encode(self, texts: Sequence[str]) -> Any:
         """[texts, width] float32"""

@@ -47,7 +47,7 @@ class Bm25:
     def __init__(self, folder: Path) -> None:
         import bm25s
 
-        self.model: Any = bm25s.BM25.load(str(folder), mmap=True)
+        self.model = bm25s.BM25.load(str(folder), mmap=True)
 
     @classmethod
     def of(cls, corpus: Corpus) -> Bm25:
