@@ -244,7 +244,7 @@ def measure_memory(tokens: int, budget: int, compare: bool) -> dict[str, float]:
             super().__init__(num_tokens)
             relays.append(self)
 
-    policies.Relay = Kept
+    policies.Relay = Kept  # type: ignore[attr-defined]  # the name that the policy calls
     update_once(learner, turns[:2], pack(turns[:2], BUDGET))
     base = peak_bytes()
     plans = cut(turns, budget)

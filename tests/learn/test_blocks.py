@@ -48,9 +48,10 @@ def by_stretches(plan, states, pull, scaling, edges, relay=None, layer=0):
     relay = Relay(plan.num_tokens) if relay is None else relay
     stretches = list(itertools.pairwise(edges))
     attends = [BlockAttention(blocks_of(plan.parent, plan.exit, *edge), edge[0], relay) for edge in stretches]
+    query, key, value = states
     with torch.no_grad():
         outs = [
-            attend(layer, *[x[:, :, start:end] for x in states], scaling)
+            attend(layer, query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scaling)
             for attend, (start, end) in zip(attends, stretches, strict=True)
         ]
     gradients = [torch.zeros_like(x) for x in states]
