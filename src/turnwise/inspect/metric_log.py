@@ -65,6 +65,11 @@ class MetricLog:
         """The metrics that have a value somewhere, sorted."""
         return sorted({name for line in self.lines for name in line} - {"step"})
 
+    @property
+    def finite_lines(self) -> list[dict[str, float]]:
+        """The lines with the values that can be drawn, and nothing else."""
+        return [{name: value for name, value in line.items() if is_finite(value)} for line in self.lines]
+
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) wherever a metric has a finite value."""
         values = ((line["step"], line.get(name)) for line in self.lines)
