@@ -21,6 +21,7 @@ def test_places():
     folder = RunFolder(Path("runs/hops-0"))
     places = [
         folder.config,
+        folder.machine,
         folder.metrics,
         folder.events,
         folder.archive,
@@ -28,9 +29,11 @@ def test_places():
         folder.checkpoints,
         folder.summary,
         folder.curve,
+        folder.report,
     ]
     assert [str(place.relative_to("runs/hops-0")) for place in places] == [
         "config.json",
+        "machine.json",
         "metrics.jsonl",
         "events.log",
         "archive",
@@ -38,6 +41,7 @@ def test_places():
         "checkpoints",
         "summary.json",
         "curve.png",
+        "report.html",
     ]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 ABSENT = object()
 """The value of a key that a recipe does not have."""
+DEEPEST = 16
+"""Levels of a recipe that are looked into; no real one has as many."""
 PLACES = ("out",)
 """Keys that say where a run is, which no two share."""
 
@@ -23,7 +25,9 @@ def flat_recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
 def leaves(tree: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         name = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
+        if name.count(".") >= DEEPEST:
+            yield name, value
+        elif isinstance(value, Mapping) and value:
             yield from leaves(value, f"{name}.")
         elif isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
             for place, entry in enumerate(value):
@@ -52,8 +56,10 @@ def differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
-def toml_text(value: Any) -> str:
+def toml_text(value: Any, depth: int = 0) -> str:
     """A value as a recipe writes it, and "-" for one that is absent."""
+    if depth > DEEPEST:
+        return "…"
     if value is ABSENT:
         return "-"
     if isinstance(value, bool):
@@ -61,7 +67,7 @@ def toml_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, list):
-        return f"[{', '.join(map(toml_text, value))}]"
+        return f"[{', '.join(toml_text(inner, depth + 1) for inner in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {toml_text(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{key} = {toml_text(inner, depth + 1)}' for key, inner in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else str(value)

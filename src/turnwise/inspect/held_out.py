@@ -136,10 +136,10 @@ class Contrast:
 
 
 def contrast(first: HeldOut, second: HeldOut, first_tallies: Tallies, second_tallies: Tallies) -> Contrast | None:
-    """The second against the first: task by task where at least half of the tasks of each are the same. None where
-    neither attempts nor intervals are recorded."""
+    """The second against the first: task by task where at least half of the tasks of one are tasks of the other.
+    None where neither attempts nor intervals are recorded."""
     both = sorted(first_tallies.keys() & second_tallies.keys())
-    if both and 2 * len(both) >= max(len(first_tallies), len(second_tallies)):
+    if both and 2 * len(both) >= min(len(first_tallies), len(second_tallies)):
         return paired([first_tallies[task] for task in both], [second_tallies[task] for task in both])
     if not all(map(math.isfinite, (*first.estimate, *second.estimate))):
         return None

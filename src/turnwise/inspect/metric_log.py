@@ -55,7 +55,7 @@ class MetricLog:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and isinstance(value.get("step"), int):
+        if isinstance(value, dict) and isinstance(step := value.get("step"), int) and is_finite(step):
             self.lines.append(value)
         elif line.strip():
             self.num_unreadable += 1

@@ -32,7 +32,7 @@ def layout_table(run: RunReader) -> Html:
     if not turns or len(turns) > MOST_TURNS:
         return Html()
     limit = run.config.get("max_tokens_per_microbatch")
-    room = limit if isinstance(limit, int) and limit > 0 else TOKENS_PER_PASS
+    room = limit if isinstance(limit, int) and 0 < limit < 1 << 31 else TOKENS_PER_PASS
     unique = tree(turns).num_tokens
     rows = [layout_row(name, load, unique) for name, load in loads(turns, room).items()]
     about = (

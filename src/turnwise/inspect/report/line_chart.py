@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from turnwise.inspect.report.markup import Html, element, joined
 
@@ -62,7 +62,6 @@ class LineChart:
     wide: bool = False
     logarithmic: bool = False
     """Whether the scale may be, where values span a wide range above 0."""
-    extra: Html = field(default_factory=Html)
 
     @property
     def constant(self) -> float | None:
@@ -87,7 +86,6 @@ class LineChart:
             element("figcaption", self.title, element("span", self.about)),
             drawing(lines, self),
             element("div", *keys, class_="keys") if keys else "",
-            self.extra,
             class_="wide" if self.wide else None,
         )
 
@@ -185,7 +183,7 @@ def vertical(lines: Sequence[ChartLine], chart: LineChart, height: float) -> Sca
 
 def grid(across: Scale, up: Scale, chart: LineChart, width: float, height: float) -> list[Html]:
     parts = []
-    for value in up.ticks(4):
+    for value in up.ticks(5 if chart.share else 4):
         y, label = up(value), f"{value:.0%}" if chart.share else tick_label(value, up)
         parts.append(element("line", x1=LEFT, x2=width - RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=LEFT - 6, y=y + 4, text_anchor="end"))

@@ -40,7 +40,7 @@ def report(run: RunReader) -> bytes:
         section("How attempts ended", status_table(run)),
         section("Attempts", attempts_shown(run)),
         section("Cost", cost_tables(run, overview), layout_table(run)),
-        section("Recipe", recipe_table(run.config)),
+        section("Recipe", recipe_table(run)),
         section("Machine and versions", machine_table(run)),
         section("Events", events_list(run)),
         note(f"Written by turnwise {__version__} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."),

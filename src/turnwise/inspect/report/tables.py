@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from turnwise.inspect.flat_recipe import changed_from_defaults, toml_text
+from turnwise.inspect.metric_log import is_finite
 from turnwise.inspect.overview import RunOverview, total
 from turnwise.inspect.report.curves import STAGES
 from turnwise.inspect.report.line_chart import number
@@ -27,9 +27,9 @@ EVENT_BYTES, EVENT_LINES, EVENT_LENGTH = 200_000, 100, 400
 # ---------------------------------------------------------------- recipe and machine
 
 
-def recipe_table(config: Mapping[str, Any]) -> Html:
+def recipe_table(run: RunReader) -> Html:
     """What the recipe says beside the defaults, and all of it folded."""
-    if not config:
+    if not (config := run.config):
         return note("config.json cannot be read.")
     try:
         changed = changed_from_defaults(config)
@@ -39,7 +39,7 @@ def recipe_table(config: Mapping[str, Any]) -> Html:
         (name, text(toml_text(value), RECIPE_VALUE), text(toml_text(default), RECIPE_VALUE))
         for name, (value, default) in changed.items()
     ]
-    whole = element("pre", text(json.dumps(config, indent=2, ensure_ascii=False), WHOLE_RECIPE))
+    whole = element("pre", text(run.folder.config.read_text(errors="replace"), WHOLE_RECIPE))
     return joined(
         [
             table(("key", "value", "default"), rows, "words recipe"),
@@ -72,7 +72,7 @@ def described_machine(machine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, version in packages.items() if isinstance(packages, dict) else ():
         yield str(name), str(version)
     yield "processor", f"{machine.get('cpu', '-')}, {machine.get('cores', '-')} cores"
-    if isinstance(size := machine.get("memory"), int):
+    if is_finite(size := machine.get("memory")):
         yield "memory", f"{size / 2**30:.1f} GiB"
     gpus = machine.get("gpus")
     yield "GPUs", ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else "none"
@@ -100,8 +100,15 @@ def status_table(run: RunReader) -> Html:
 def status_row(lines: Sequence[Mapping[str, Any]], names: Sequence[str], label: str) -> tuple[str, ...]:
     counts = [math.fsum(amount(line, name) for line in lines) for name in names]
     every = math.fsum(counts)
-    cells = (f"{count:,.0f} ({count / every:.1%})" if count else "-" for count in counts)
+    cells = (f"{count:,.0f} ({share_words(count / every)})" if count else "-" for count in counts)
     return label, *cells, f"{every:,.0f}"
+
+
+def share_words(share: float) -> str:
+    """A share in percent that is neither all nor nothing unless it is."""
+    if 0.0 < share < 0.001:
+        return "< 0.1%"
+    return "> 99.9%" if 0.999 < share < 1.0 else f"{share:.1%}"
 
 
 def steps_of(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -111,7 +118,7 @@ def steps_of(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def amount(line: Mapping[str, Any], name: str) -> float:
     value = line.get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    return float(value) if is_finite(value) else 0.0
 
 
 # ---------------------------------------------------------------- cost
