@@ -19,8 +19,8 @@ METRICS = (
 )
 """What is drawn beside success, one chart each with a line for every run."""
 TEST = (
-    "Each run is compared with the first by its newest evaluation. Where at least half of the held-out tasks of one are "
-    "tasks of the other, results are compared task by task with the sign-flip test (McNemar's exact test with one "
+    "Each run is compared with the first by its newest evaluation. Where at least half of the held-out tasks of one "
+    "are tasks of the other, results are compared task by task with the sign-flip test (McNemar's exact test with one "
     "attempt per task); otherwise with the two-proportion z-test. Intervals of differences are Newcombe's. See "
     "docs/guides/report.md."
 )
