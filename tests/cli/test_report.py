@@ -1,5 +1,6 @@
 """`turnwise report` and `turnwise compare` as commands."""
 
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,20 @@ def test_mistakes_are_one_line(run, capsys, arguments, said):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--out", "--png"])
+def test_a_place_that_cannot_be_written_to_is_one_line(run, tmp_path, capsys, monkeypatch, option):
+    replace = os.replace
+
+    def refused(source, target):
+        if str(target).endswith("a.file"):
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    assert main(["report", str(run.folder.path), option, str(tmp_path / "a.file")]) == 2
+    assert "a.file (Permission denied); choose another file" in capsys.readouterr().err
 
 
 def test_runs_are_compared(run, tmp_path, capsys):

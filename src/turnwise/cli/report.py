@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,9 @@ def report_command(chosen: argparse.Namespace) -> int:
         from turnwise.inspect.overview import environments_of
         from turnwise.runs.curve import draw_curve
 
-        check_place(picture := Path(chosen.png))
         title = f"{', '.join(environments_of(run.config)) or run.folder.path.name}: success"
-        draw_curve(run.metrics.finite_lines, picture, title)
+        with writable(picture := Path(chosen.png)):
+            draw_curve(run.metrics.finite_lines, picture, title)
         print(f"wrote {picture}")
     return 0
 
@@ -77,22 +79,25 @@ def compare_command(chosen: argparse.Namespace) -> int:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put a file in its place, or say in one line why that cannot be."""
-    from turnwise import disk
+    """Put a file in its place."""
     from turnwise.atomic import write_atomically
 
-    check_place(path)
-    try:
+    with writable(path):
         write_atomically(path, data)
-    except OSError as error:
-        if disk.is_failure(error):
-            raise
-        raise ValueError(f"cannot write {path} ({error.strerror or error}); choose another file") from None
 
 
-def check_place(path: Path) -> None:
-    """Refuse a place that cannot be that of a file."""
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Say in one line why a file cannot be written; failures of the disk have an answer of their own."""
+    from turnwise import disk
+
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a folder; make it or choose another file")
+    try:
+        yield
+    except OSError as error:
+        if disk.is_failure(error):
+            raise
+        raise ValueError(f"cannot write {path} ({error.strerror or error}); choose another file") from None

@@ -48,16 +48,16 @@ def held_out_of(run: RunReader) -> dict[str, list[HeldOut]]:
     """By kind: the evaluations of a run in the order of their versions. Those that metrics.jsonl lacks are counted from
     their attempts."""
     found: dict[tuple[int, str], HeldOut] = {}
-    for version, kind in evaluated(run.folder.evaluations):
-        if counts := tallies_of(run, kind, version):
-            tallies = list(counts.values())
-            low, high = clustered(tallies)
-            attempts = sum(tried for _, tried in tallies)
-            found[version, kind] = HeldOut(kind, version, rate_of(tallies), low, high, attempts, len(tallies))
     for line in run.metrics.lines:
         for kind in KINDS:
             if (one := of_line(line, kind)) is not None:
                 found[one.version, kind] = one
+    for version, kind in evaluated(run.folder.evaluations):
+        if (version, kind) not in found and (counts := tallies_of(run, kind, version)):
+            tallies = list(counts.values())
+            low, high = clustered(tallies)
+            attempts = sum(tried for _, tried in tallies)
+            found[version, kind] = HeldOut(kind, version, rate_of(tallies), low, high, attempts, len(tallies))
     kinds = [*KINDS, *sorted({kind for _, kind in found} - set(KINDS))]
     series = {kind: [found[key] for key in sorted(found) if key[1] == kind] for kind in kinds}
     return {kind: evaluations for kind, evaluations in series.items() if evaluations}

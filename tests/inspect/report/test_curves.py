@@ -5,6 +5,7 @@ from turnwise.inspect.held_out import held_out_of
 from turnwise.inspect.report.curves import PLAIN, STAGES, curves, meaning, reward_chart, success_chart
 from turnwise.inspect.report.markup import document
 from turnwise.inspect.run_reader import RunReader
+from turnwise.inspect.training_groups import spreads_of
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import clustered, wilson
 from turnwise.runs.metric_names import metric_of
@@ -16,9 +17,13 @@ def read(run):
     return run
 
 
+def spreads(run):
+    return {spread.step: spread for spread in spreads_of(run)}
+
+
 def test_success_has_its_intervals(tmp_path):
     run = read(recorded_run(tmp_path / "run", {"e": [1.0], "f": [1.0], "g": [1.0], "h": [0.0]}))
-    training, smoothed, held_out = success_chart(run, held_out_of(run)).lines
+    training, smoothed, held_out = success_chart(run, spreads(run), held_out_of(run)).lines
     assert [(point.step, point.value) for point in training.points] == [(1, 0.5), (2, 0.75)]
     low, high = clustered([(1, 2), (1, 2)])
     assert (training.points[0].low, training.points[0].high) == (low, high)
@@ -34,7 +39,7 @@ def test_success_has_its_intervals(tmp_path):
 def test_steps_that_the_archive_has_lost_have_no_interval(tmp_path):
     run = recorded_run(tmp_path / "run")
     (run.folder.archive / "step-000001.parquet").unlink()
-    first, second = reward_chart(read(run)).lines[0].points
+    first, second = reward_chart(read(run), spreads(run)).lines[0].points
     assert not first.has_interval
     assert second.has_interval
 

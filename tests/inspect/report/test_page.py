@@ -7,18 +7,18 @@ import pytest
 from support.making import make_turn
 from support.recorded import attempt, record
 from support.reported import check_page, recorded_run
+from support.running import micro_recipe, train
+from turnwise import __version__
 from turnwise.inspect.report.page import p_words, report
 from turnwise.inspect.run_reader import RunReader
 from turnwise.messages import Message
 from turnwise.runs.archive import step_path, write_step
 from turnwise.runs.folder import RunFolder
-from turnwise.runs.machine import record_machine
+from turnwise.runs.machine import read_machines, record_machine
 from turnwise.types import Status, Trajectory
 
 AFTER = {"e": [1.0], "f": [1.0], "g": [1.0], "h": [0.0]}
-SECTIONS = [
-    *("curves", "how-attempts-ended", "attempts", "cost", "recipe", "machine-and-versions", "events"),
-]
+SECTIONS = ["curves", "how-attempts-ended", "attempts", "cost", "recipe", "machine-and-versions", "events"]
 EVIL = "<script>alert(1)</script><img src=//evil.example/x onerror=alert(1)>"
 
 
@@ -114,3 +114,16 @@ def test_nothing_that_a_run_recorded_becomes_markup(tmp_path, size):
 @pytest.mark.parametrize(("p_value", "words"), [(1.0, "= 1"), (0.0312, "= 0.031"), (1e-9, "< 0.0001")])
 def test_p_values(p_value, words):
     assert p_words(p_value) == words
+
+
+def test_a_run_that_was_trained_lacks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    train(micro_recipe(tmp_path, "steps=2"))
+    seen = check_page(report(RunReader.open(tmp_path / "run")))
+    assert "Missing or unreadable" not in seen.text
+    assert "The run is over." in seen.text
+    assert "2 updates" in seen.text
+    assert "paired over 16 tasks" in seen.text
+    assert "Follow the links." in seen.text  # a prompt, by the tokenizer of a checkpoint
+    [entry] = read_machines(tmp_path / "run" / "machine.json")
+    assert (entry["step"], entry["turnwise"]) == (0, __version__)

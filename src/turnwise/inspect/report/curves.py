@@ -42,7 +42,8 @@ LOGARITHMIC = ("gap/mean", "gap/max", "gradient_norm")
 
 def curves(run: RunReader, held_out: Mapping[str, Sequence[HeldOut]]) -> Html:
     """Every chart that the run has values for."""
-    charts = [success_chart(run, held_out), reward_chart(run), *plain_charts(run), stage_chart(run)]
+    spreads = {spread.step: spread for spread in spreads_of(run)}
+    charts = [success_chart(run, spreads, held_out), reward_chart(run, spreads), *plain_charts(run), stage_chart(run)]
     figures = [figure for chart in charts if (figure := chart.figure()) is not None]
     if not figures:
         return note("No metrics are recorded yet.")
@@ -51,9 +52,10 @@ def curves(run: RunReader, held_out: Mapping[str, Sequence[HeldOut]]) -> Html:
     return joined([element("div", *figures, class_="charts"), below])
 
 
-def success_chart(run: RunReader, held_out: Mapping[str, Sequence[HeldOut]]) -> LineChart:
+def success_chart(
+    run: RunReader, spreads: Mapping[int, StepSpread], held_out: Mapping[str, Sequence[HeldOut]]
+) -> LineChart:
     """Success while training, with its interval over groups, and on held-out tasks, with that of each evaluation."""
-    spreads = {spread.step: spread for spread in spreads_of(run)}
     training = run.metrics.series("success")
     points = [Point(step, value, *success_interval(spreads.get(step))) for step, value in training]
     lines = [ChartLine("training", points, 0, faint=True), ChartLine("training, smoothed", smoothed(training), 0)]
@@ -79,9 +81,9 @@ def smoothed(series: Sequence[tuple[int, float]]) -> list[Point]:
     return [Point(float(step), float(value)) for step, value in zip(steps, smooth(values), strict=True)]
 
 
-def reward_chart(run: RunReader) -> LineChart:
+def reward_chart(run: RunReader, spreads: Mapping[int, StepSpread]) -> LineChart:
     """Mean reward while training, with its interval over groups."""
-    half = {spread.step: spread.reward_half_width for spread in spreads_of(run)}
+    half = {step: spread.reward_half_width for step, spread in spreads.items()}
     points = [
         Point(step, value, value - half.get(step, float("nan")), value + half.get(step, float("nan")))
         for step, value in run.metrics.series("reward/mean")

@@ -120,7 +120,7 @@ def missing(run: RunReader) -> Iterator[str]:
     if not folder.machine.is_file():
         yield "machine.json is not there: machine and versions are unknown."
     if not len(run.attempts):
-        yield "there are no attempts, in the archive or in evaluations: intervals over groups and conversations lack."
+        yield "there are no attempts: the report has no conversations and no intervals over groups."
     unreadable = list(run.attempts.unreadable.values())
     yield from unreadable[:MOST_FILES]
     if len(unreadable) > MOST_FILES:
