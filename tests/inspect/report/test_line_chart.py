@@ -29,6 +29,7 @@ def test_a_scale_goes_from_end_to_end():
     log = Scale(1e-6, 1e-2, 0, 100, logarithmic=True)
     assert [log(value) for value in (1e-6, 1e-4, 1e-2)] == [0, 50, 100]
     assert log.ticks(4) == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+    assert Scale(3e-7, 4e-6, 0, 100, logarithmic=True).ticks(4) == pytest.approx([5e-7, 1e-6, 2e-6])
 
 
 @pytest.mark.parametrize(

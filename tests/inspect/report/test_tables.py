@@ -140,7 +140,14 @@ def test_a_step_with_dropped_groups_says_nothing_about_sharing(tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0, "0 s"), (94.3, "94.3 s"), (238.0, "4 min"), (5025.0, "1 h 24 min"), (36e5, "1,000 h 0 min")],
+    [
+        (0.0, "0 s"),
+        (94.3, "94.3 s"),
+        (238.0, "3.97 min"),
+        (3590.0, "1 h 0 min"),
+        (5025.0, "1 h 24 min"),
+        (36e5, "1,000 h 0 min"),
+    ],
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words

@@ -130,6 +130,9 @@ class Scale:
         """Round values between its ends."""
         if self.logarithmic:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:  # too few powers of ten to read a value by
+                finer = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+                return [value for value in finer if self.low <= value <= self.high]
             step = max(1, math.ceil((last - first) / about))
             return [10.0**power for power in range(first, last + 1, step)]
         return nice_ticks(self.low, self.high, about)
@@ -183,7 +186,7 @@ def vertical(lines: Sequence[ChartLine], chart: LineChart, height: float) -> Sca
 
 def grid(across: Scale, up: Scale, chart: LineChart, width: float, height: float) -> list[Html]:
     parts = []
-    for value in up.ticks(5 if chart.share else 4):
+    for value in up.ticks(5):
         y, label = up(value), f"{value:.0%}" if chart.share else tick_label(value, up)
         parts.append(element("line", x1=LEFT, x2=width - RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=LEFT - 6, y=y + 4, text_anchor="end"))

@@ -82,5 +82,6 @@ summary {{ cursor: pointer; color: var(--muted); overflow-wrap: anywhere; }}
 .thinking {{ font-style: italic; color: var(--muted); }}
 @media (max-width: 34rem) {{ body {{ font-size: 14px; }} svg text {{ font-size: 15px; }}
   .wide svg text {{ font-size: 18px; }} }}
-@media print {{ main {{ max-width: none; padding: 0; }} .scroll {{ overflow: visible; }} h2 {{ break-after: avoid; }} }}
+@media print {{ main {{ max-width: none; padding: 0; }} .scroll {{ overflow: visible; }} h2 {{ break-after: avoid; }}
+  .charts, .cards {{ grid-template-columns: 1fr 1fr; }} }}
 """

@@ -179,8 +179,10 @@ def duration(seconds: float) -> str:
     """
     if seconds < 100:
         return f"{seconds:.3g} s"
+    if seconds < 3570:
+        return f"{seconds / 60:.3g} min"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+    return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 # ---------------------------------------------------------------- events
