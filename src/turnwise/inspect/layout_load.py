@@ -15,19 +15,19 @@ from turnwise.plan.rows import Rows, length, merge, pad, pad_by_length
 from turnwise.types import Turn
 
 SECOND_FORWARD = 1.0 / 3.0
-"""Of a forward and backward pass: the backward one costs two forward passes."""
+"""The cost of a forward pass as a share of forward and backward; a backward pass costs two forward passes."""
 PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a layout has the model compute, forward and backward."""
+    """The amount that the model computes in a layout, forward and backward."""
 
     passes: float
     tokens: float
-    """Padding included; the second forward pass of a token whose path is handed over counts a third."""
+    """With padding. The second forward pass of a token in a split path counts one third."""
     pairs: float
-    """Of query and key in each layer and head."""
+    """Pairs of query and key in each layer and head."""
     targets: float
     """Tokens whose logprobs are computed."""
     blocks: float
@@ -39,7 +39,7 @@ class Load:
 
 
 def load_of_rows(batches: Sequence[Rows], turns: Sequence[Turn]) -> Load:
-    """That of padded batches, whose heads are as thrifty as ours: logprobs of actions only."""
+    """The load of padded batches. Their output head computes logprobs of actions only, as ours does."""
     return Load(
         passes=len(batches),
         tokens=sum(rows.num_tokens for rows in batches),
@@ -50,21 +50,21 @@ def load_of_rows(batches: Sequence[Rows], turns: Sequence[Turn]) -> Load:
 
 
 def load_of_plans(plans: Sequence[Plan]) -> Load:
-    """That of plans, in which all passes of a path but its last run forward twice."""
-    stretches = [(s, s is not plan.stretches[-1]) for plan in plans for s in plan.stretches]
+    """The load of plans. All passes of a split path except the last run forward twice."""
+    stretches = [(stretch, stretch is not plan.stretches[-1]) for plan in plans for stretch in plan.stretches]
     times = [1.0 + SECOND_FORWARD * again for _, again in stretches]
-    found = [stretch for stretch, _ in stretches]
+    computed = [stretch for stretch, _ in stretches]
     return Load(
         passes=sum(times),
-        tokens=sum(factor * (s.end - s.start) for factor, s in zip(times, found, strict=True)),
-        pairs=sum(factor * s.blocks.num_pairs for factor, s in zip(times, found, strict=True)),
-        targets=sum(len(s.nodes) for s in found),
-        blocks=sum(len(s.blocks.squares) + len(s.blocks.rectangles) for s in found),
+        tokens=sum(factor * (stretch.end - stretch.start) for factor, stretch in zip(times, computed, strict=True)),
+        pairs=sum(factor * stretch.blocks.num_pairs for factor, stretch in zip(times, computed, strict=True)),
+        targets=sum(len(stretch.nodes) for stretch in computed),
+        blocks=sum(len(stretch.blocks.squares) + len(stretch.blocks.rectangles) for stretch in computed),
     )
 
 
 def loads(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, Load]:
-    """By layout: what it computes of some turns; a budget below the longest turn is raised where it must."""
+    """The load of some turns, by layout. Layouts that cannot split a turn get at least the longest turn as budget."""
     room = max(tokens_per_pass, *map(length, turns))
     return {
         "padded rows": load_of_rows(pad(turns, room), turns),
