@@ -44,3 +44,13 @@ def test_what_is_no_metric_is_left_out(tmp_path):
     assert log.refresh()
     assert log.num_unreadable == 5
     assert [log.series(name) for name in ("loss", "big", "text", "fine")] == [[], [], [], [(4, 2.0)]]
+    assert log.finite_lines == [{"step": 3}, {"step": 4, "fine": 2}]
+
+
+def test_a_step_that_no_picture_has_is_no_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 10**400, "loss": 1.0}, {"step": True, "loss": 1.0}, {"step": 1, "loss": 1.0})
+    log = MetricLog(path)
+    log.refresh()
+    assert log.series("loss") == [(1, 1.0)]
+    assert log.num_unreadable == 2

@@ -22,6 +22,7 @@ def test_places():
     folder = RunFolder(Path("runs/hops-0"))
     places = [
         folder.config,
+        folder.machine,
         folder.metrics,
         folder.events,
         folder.archive,
@@ -29,9 +30,11 @@ def test_places():
         folder.checkpoints,
         folder.summary,
         folder.curve,
+        folder.report,
     ]
     assert [str(place.relative_to("runs/hops-0")) for place in places] == [
         "config.json",
+        "machine.json",
         "metrics.jsonl",
         "events.log",
         "archive",
@@ -39,6 +42,7 @@ def test_places():
         "checkpoints",
         "summary.json",
         "curve.png",
+        "report.html",
     ]
 
 

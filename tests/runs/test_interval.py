@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.runs.interval import clustered, half_width, wilson
+from turnwise.runs.interval import clustered, difference_interval, half_width, independent_attempts, wilson
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,32 @@ def test_the_interval_of_a_mean_is_students():
     assert half_width([0.0, 1.0, 2.0]) == pytest.approx(4.303 / 3**0.5)
     assert half_width([0.0, 1.0] * 20) == pytest.approx(2.0227 * np.std([0.0, 1.0] * 20, ddof=1) / 40**0.5, rel=1e-3)
     assert math.isnan(half_width([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        # Newcombe (1998, page 873), table II, method 10: 56/70 - 48/80, 9/10 - 3/10, 10/10 - 0/10
+        ((48, 80, 56, 70), (0.0524, 0.3339)),
+        ((3, 10, 9, 10), (0.1705, 0.8090)),
+        ((0, 10, 10, 10), (0.6075, 1.0)),
+    ],
+)
+def test_the_interval_of_a_difference(counts, expected):
+    one, num_one, two, num_two = counts
+    first, second = (one / num_one, *wilson(one, num_one)), (two / num_two, *wilson(two, num_two))
+    assert difference_interval(first, second) == pytest.approx(expected, abs=1e-3)
+    low, high = difference_interval(second, first)
+    assert (-high, -low) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_interval_of_pairs_is_narrower_where_results_agree():
+    first, second = (0.5, *wilson(25, 50)), (0.6, *wilson(30, 50))
+    widths = [high - low for low, high in (difference_interval(first, second, c) for c in (-0.5, 0.0, 0.5, 0.9))]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_independent_attempts_are_between_tasks_and_attempts():
+    assert independent_attempts([(8, 8), (0, 8)]) == 2
+    assert independent_attempts([(4, 8), (4, 8), (4, 8)]) == 24
+    assert independent_attempts([]) == 0

@@ -31,6 +31,11 @@ def set_threads(recipe: Recipe) -> None:
     torch.set_num_threads(recipe.model.threads or max(1, cores // (2 if recipe.max_lag else 1)))
 
 
+def gpu_names() -> list[str]:
+    """The GPUs that this process sees."""
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
 async def model_and_tokenizer(
     recipe: Recipe, environments: Environments, path: str | Path | None = None
 ) -> tuple[CausalLM, ChatTokenizer]:

@@ -17,7 +17,7 @@ from turnwise.assemble.checks import check, check_tasks
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
-from turnwise.assemble.model import model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of, set_threads
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
@@ -36,6 +36,7 @@ from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_step
 from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
+from turnwise.runs.machine import record_machine
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import JsonLines, Several, Tracker
 from turnwise.runs.trackers.names import open_trackers
@@ -128,6 +129,7 @@ async def started(
     recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
 ) -> AsyncIterator[Run]:
     """A run before its first evaluation."""
+    record_machine(folder.machine, 0, gpu_names())
     set_threads(recipe)
     state = State()
     with open_environments(recipe) as environments:
@@ -147,6 +149,7 @@ async def restored(
     recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen, workers: Workers = in_own_thread
 ) -> AsyncIterator[Run]:
     """A run as its checkpoint left it."""
+    record_machine(folder.machine, checkpoint.step, gpu_names())
     set_threads(recipe)
     with (
         open_environments(recipe) as environments,

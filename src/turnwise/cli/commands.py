@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar
 from turnwise import disk
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.report import compare_command, report_command
 from turnwise.cli.show import show_command
 from turnwise.cli.terminal import open_screen
 from turnwise.runs.screen import Screen
@@ -326,6 +327,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "eval": eval_command,
     "breaks": breaks_command,
     "show": show_command,
+    "report": report_command,
+    "compare": compare_command,
     "verify": verify_command,
     "cost": cost_command,
     "play": play_command,

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.report import add_report_commands
 from turnwise.cli.show import add_show_command
 
 EPILOG = """examples:
@@ -14,6 +15,8 @@ EPILOG = """examples:
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise show runs/quickstart --worst                        what the agent did; see show --help
+  turnwise report runs/quickstart                              one HTML file: curves, attempts, costs
+  turnwise compare runs/quickstart runs/other                  recipes, success with a test, costs
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
@@ -136,6 +139,7 @@ def add_eval_command(commands: Any) -> None:
 def add_inspection_commands(commands: Any) -> None:
     """The commands that look at a run."""
     add_show_command(commands)
+    add_report_commands(commands)
 
     breaks = commands.add_parser(
         "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"

@@ -55,7 +55,7 @@ class MetricLog:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and isinstance(value.get("step"), int):
+        if isinstance(value, dict) and isinstance(step := value.get("step"), int) and is_finite(step):
             self.lines.append(value)
         elif line.strip():
             self.num_unreadable += 1
@@ -64,6 +64,11 @@ class MetricLog:
     def names(self) -> list[str]:
         """The metrics that have a value somewhere, sorted."""
         return sorted({name for line in self.lines for name in line} - {"step"})
+
+    @property
+    def finite_lines(self) -> list[dict[str, float]]:
+        """The lines with the values that can be drawn, and nothing else."""
+        return [{name: value for name, value in line.items() if is_finite(value)} for line in self.lines]
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) wherever a metric has a finite value."""

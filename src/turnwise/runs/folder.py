@@ -69,7 +69,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all that a run makes before its first checkpoint, and the folder unless something else is in it. What
         happened, in words, stays."""
-        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.metrics):
+        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.metrics, self.machine):
             path.unlink(missing_ok=True)
         for path in (self.archive, self.evaluations, self.checkpoints, self.reference, self.trackers):
             shutil.rmtree(path, ignore_errors=True)
@@ -120,6 +120,11 @@ class RunFolder:
         return self.path / STAMP
 
     @property
+    def machine(self) -> Path:
+        """What the run is computed on and with, see `machine`."""
+        return self.path / "machine.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object per line, see `tracker.JsonLines`."""
         return self.path / "metrics.jsonl"
@@ -168,6 +173,11 @@ class RunFolder:
     def curve(self) -> Path:
         """The picture of the run, see `curve`."""
         return self.path / "curve.png"
+
+    @property
+    def report(self) -> Path:
+        """Where `turnwise report` writes unless another place is named."""
+        return self.path / "report.html"
 
 
 def is_leftover(name: str) -> bool:
