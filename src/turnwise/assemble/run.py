@@ -36,8 +36,9 @@ from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.screen import Screen
-from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases
+from turnwise.runs.tracker import JsonLines, Several, TensorBoard, Tracker, WeightsAndBiases, read_metrics
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
+from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
@@ -181,7 +182,7 @@ def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
         trackers.append(TensorBoard(folder.path / "tensorboard"))
     if "wandb" in recipe.runs.trackers:
         trackers.append(WeightsAndBiases(recipe.runs.project, folder.path.name, folder.path))
-    return Several(trackers)
+    return Several([*trackers, Watcher(recipe, read_metrics(folder.metrics))])
 
 
 # ---------------------------------------------------------------- their parts

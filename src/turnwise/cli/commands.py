@@ -17,6 +17,7 @@ from turnwise import disk
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
 from turnwise.cli.terminal import open_screen
+from turnwise.cli.why import why_command
 from turnwise.runs.screen import Screen
 
 if TYPE_CHECKING:
@@ -326,6 +327,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "breaks": breaks_command,
     "verify": verify_command,
     "cost": cost_command,
+    "why": why_command,
     "play": play_command,
     "serve": serve_command,
     "data": data_command,

@@ -1,0 +1,296 @@
+"""Checks of what updates do: a policy that breaks, ratios that leave their range, samples that are too old."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.runs.why.attempts import STEPS, holds
+from turnwise.runs.why.check import Check, Evidence, Threshold
+from turnwise.runs.why.history import mean
+
+ALIKE = 0.3
+"""How far the attempts at a task succeed together: the correlation that the number of attempts is corrected for."""
+
+
+def learning_rate(evidence: Evidence) -> str | None:
+    """The policy breaks: non-finite updates, ratios far from 1, success that falls, or behaviour that jumps."""
+    return (
+        nonfinite_updates(evidence)
+        or ratio_spike(evidence)
+        or fallen_success(evidence)
+        or cut_off_at_once(evidence)
+        or lost_entropy(evidence)
+    )
+
+
+def nonfinite_updates(evidence: Evidence) -> str | None:
+    skipped = evidence.history.training.latest("skipped")
+    if not skipped > 0:
+        return None
+    return f"{skipped:.0%} of the updates of the last step had a loss or gradient that is not finite."
+
+
+def ratio_spike(evidence: Evidence) -> str | None:
+    limits = evidence.limits
+    found = evidence.history.training.last("ratio", int(limits["ratio_steps"]))
+    if evidence.settings["max_lag"] or not holds(np.abs(found - 1), limits["ratio_steps"], limits["ratio"]):
+        return None
+    return f"the mean ratio of new to old probabilities was {mean(found):.2f} over the last {len(found)} steps, not 1."
+
+
+def fallen_success(evidence: Evidence) -> str | None:
+    """Success of the last steps far below the best before, by more than chance explains."""
+    limits, columns = evidence.limits, evidence.history.training
+    steps, before_steps = int(limits["steps"]), int(limits["before"])
+    success, counts, group_size = (
+        columns.all("success"),
+        columns.all("trajectory/count"),
+        evidence.settings["group_size"],
+    )
+    if len(success) <= steps or not np.isfinite(success[-steps:]).all():
+        return None
+    now, attempts = mean(success[-steps:]), float(np.nansum(counts[-steps:]))
+    for then, count, where in best_before(evidence, success[:-steps], counts[:-steps], before_steps):
+        if now <= limits["part"] * then and then - now >= limits["sigmas"] * spread(
+            then, count, now, attempts, group_size
+        ):
+            return f"success fell from {then:.2f} {where} to {now:.2f} in the last {steps} steps."
+    return None
+
+
+def best_before(
+    evidence: Evidence, success: NDArray[np.float64], counts: NDArray[np.float64], steps: int
+) -> list[tuple[float, float, str]]:
+    """(success, attempts, where) of the best stretch of earlier steps, and of the evaluation before training."""
+    found = []
+    known = np.nan_to_num(success * counts)
+    size = min(steps, len(known))
+    ones = np.ones(size)
+    attempts = np.convolve(np.nan_to_num(counts), ones, "valid")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.nan_to_num(np.convolve(known, ones, "valid") / attempts)
+    best = int(means.argmax())
+    first = evidence.history.training.steps[best]
+    where = f"in step {first}" if size == 1 else f"in steps {first} to {first + size - 1}"
+    found.append((float(means[best]), float(attempts[best]), where))
+    evaluations = evidence.history.evaluations
+    if evaluations.steps and evaluations.steps[0] == 0:
+        tasks = float(evaluations.all("eval/sampled/tasks")[0]) * evidence.settings["group_size"]
+        found.append((float(evaluations.all("eval/sampled/success")[0]), tasks, "before training"))
+    return [entry for entry in found if math.isfinite(entry[0]) and entry[1] > 0]
+
+
+def spread(one: float, count: float, other: float, other_count: float, group_size: int) -> float:
+    """Standard error of the difference of two shares of attempts that come in groups which succeed together."""
+    effective = 1 + ALIKE * (group_size - 1)
+    pooled = (one * count + other * other_count) / max(1.0, count + other_count)
+    return math.sqrt(max(pooled * (1 - pooled), 1e-4) * effective * (1 / max(1.0, count) + 1 / max(1.0, other_count)))
+
+
+def cut_off_at_once(evidence: Evidence) -> str | None:
+    """Actions that ended by themselves run into the token limit all of a sudden."""
+    limits = evidence.limits
+    cut = evidence.history.training.last("stop/length", 2 + int(limits["jump_steps"]))
+    if len(cut) < 3 or not holds(cut[-2:], 2, limits["jump_to"]) or progresses(evidence):
+        return None
+    low = float(np.nanmin(cut[:-2])) if np.isfinite(cut[:-2]).any() else math.nan
+    if not low <= limits["jump_from"]:
+        return None
+    return f"the share of turns cut off by the token limit jumped from {low:.2f} to {cut[-1]:.2f} within a few steps."
+
+
+def lost_entropy(evidence: Evidence) -> str | None:
+    """Entropy that falls to almost nothing, or multiplies, while rewards do not rise."""
+    limits, entropy = evidence.limits, evidence.history.training.all("entropy")
+    known = entropy[np.isfinite(entropy)]
+    if len(known) < 3 or progresses(evidence):
+        return None
+    first, last = float(known[:2].mean()), known[-2:]
+    fell = first >= limits["entropy"] and bool((last <= limits["fall"] * first).all())
+    rose = first >= limits["entropy"] and bool((last >= limits["rise"] * first).all())
+    if not (fell or rose):
+        return None
+    return f"entropy went from {first:.2g} to {last[-1]:.2g} nats, and rewards did not rise."
+
+
+def progresses(evidence: Evidence) -> bool:
+    """Whether rewards rise, or success is high already."""
+    columns, limits = evidence.history.training, evidence.limits
+    reward, deviation, success = (columns.all(name) for name in ("reward/mean", "reward/std", "success"))
+    rise = mean(reward[-3:]) - mean(reward[:3])
+    return mean(success[-3:]) >= limits["solved"] or rise > limits["progress"] * max(mean(deviation[:3]), 1e-9)
+
+
+def entropy_bonus(evidence: Evidence) -> str | None:
+    """Entropy grows because it is paid for."""
+    limits, entropy = evidence.limits, evidence.history.training.all("entropy")
+    known = entropy[np.isfinite(entropy)]
+    if not evidence.settings["entropy"] or len(known) < 2 + limits["steps"] or progresses(evidence):
+        return None
+    first, last = float(known[:2].mean()), known[-int(limits["steps"]) :]
+    if first < limits["entropy"] or not holds(last, limits["steps"], limits["rise"] * first):
+        return None
+    return f"with {evidence.settings.named('entropy')}, entropy rose from {first:.2g} to {last[-1]:.2g} nats."
+
+
+def clipping(evidence: Evidence) -> str | None:
+    limits = evidence.limits
+    found = evidence.history.training.last("clipped", int(limits["steps"]))
+    if not holds(found, limits["steps"], limits["share"]):
+        return None
+    return f"the loss cut off the gradient of {mean(found):.0%} of the trained tokens in the last {len(found)} steps."
+
+
+def gap(evidence: Evidence) -> str | None:
+    """The engine's logprobs differ from the learner's by more than rounding explains."""
+    limits, settings = evidence.limits, evidence.settings
+    found = evidence.history.training.last("gap/mean", int(limits["steps"]))
+    known = found[np.isfinite(found)]
+    limit = limits[settings["dtype"]]
+    if not len(known) or not (known >= limit).all():
+        return None
+    return (
+        f"the engine's logprobs differ from the learner's by {known.mean():.1e} nats on average, with "
+        f"{settings.named('dtype')}; {limit:g} is the most that rounding explains."
+    )
+
+
+def lag(evidence: Evidence) -> str | None:
+    """Samples are so old that the ratio is no longer near 1."""
+    limits, columns, settings = evidence.limits, evidence.history.training, evidence.settings
+    steps = int(limits["steps"])
+    age, ratio, clipped = (columns.last(name, steps) for name in ("lag/mean", "ratio", "clipped"))
+    if not settings["max_lag"] or not holds(age, steps, limits["lag"]):
+        return None
+    if not (holds(np.abs(ratio - 1), steps, limits["ratio"]) or holds(clipped, steps, limits["clipped"])):
+        return None
+    return (
+        f"with {settings.named('max_lag')}, samples are {mean(age):.1f} versions old on average; the mean ratio is "
+        f"{mean(ratio):.2f}, and {mean(clipped):.0%} of the tokens are clipped."
+    )
+
+
+def stale(evidence: Evidence) -> str | None:
+    """Samples older than allowed are masked, or dropped with their groups."""
+    limits, columns, settings = evidence.limits, evidence.history.training, evidence.settings
+    steps = int(limits["steps"])
+    masked, turns = columns.last("lag/masked_turns", steps), columns.last("turn/count", steps)
+    kept, dropped = columns.last("groups/kept", steps), columns.last("groups/dropped", steps)
+    if settings["order"] == "started":
+        return None
+    if holds(masked - limits["share"] * turns, steps, 0.0) and turns.all():
+        return f"{masked.sum() / turns.sum():.0%} of the turns of the last {steps} steps were too old to train on."
+    drops = settings["stale"] == "drop_group" and settings["filter"] == "keep_all"
+    if drops and holds(dropped - limits["share"] * (kept + dropped), steps, 0.0):
+        return f"{dropped.sum():.0f} of {(kept + dropped).sum():.0f} groups of the last {steps} steps were too old."
+    return None
+
+
+ENTROPY = Threshold(0.02, "nats of entropy at the start, at least")
+SOLVED = Threshold(0.8, "success from which nothing is amiss")
+PROGRESS = Threshold(0.25, "rise of the mean reward that counts as progress, in standard deviations")
+UPDATE_CHECKS = (
+    Check(
+        name="entropy_bonus",
+        cause="The entropy bonus drowns the reward",
+        meaning="The policy is paid more for being random than for succeeding.",
+        remedy="Lower {entropy}.",
+        find=entropy_bonus,
+        reads=("entropy", "reward/mean", "reward/std", "success"),
+        thresholds={
+            "rise": Threshold(1.5, "times the entropy of the first two steps"),
+            "entropy": ENTROPY,
+            "solved": SOLVED,
+            "progress": PROGRESS,
+            "steps": Threshold(2, STEPS),
+        },
+        explains=("learning_rate", "token_limit", "no_end"),
+    ),
+    Check(
+        name="learning_rate",
+        cause="The learning rate is too high",
+        meaning="An update changed the policy so much that it forgot what it could do.",
+        remedy="Divide {learning_rate} by 10 and start from an earlier checkpoint.",
+        find=learning_rate,
+        reads=(
+            "skipped",
+            "ratio",
+            "success",
+            "trajectory/count",
+            "stop/length",
+            "entropy",
+            "reward/mean",
+            "reward/std",
+            "eval/sampled/success",
+            "eval/sampled/tasks",
+        ),
+        thresholds={
+            "ratio": Threshold(0.2, "distance of the mean ratio from 1, without lag"),
+            "ratio_steps": Threshold(2, "steps in a row with such a ratio"),
+            "part": Threshold(0.5, "part of the best success so far that is left"),
+            "sigmas": Threshold(4, "standard errors that the fall exceeds"),
+            "steps": Threshold(3, "steps over which present success is averaged"),
+            "before": Threshold(10, "steps over which earlier success is averaged, at most"),
+            "jump_from": Threshold(0.3, "or: share of turns cut off, before"),
+            "jump_to": Threshold(0.8, "share of turns cut off, in two steps"),
+            "jump_steps": Threshold(4, "steps between the two, at most"),
+            "fall": Threshold(0.1, "or: part of the first two steps' entropy that is left in two steps"),
+            "rise": Threshold(3, "or: times their entropy"),
+            "entropy": ENTROPY,
+            "solved": SOLVED,
+            "progress": PROGRESS,
+        },
+        explains=("token_limit", "no_end", "equal_groups", "turn_limit", "conversation_too_long", "faults", "clipping"),
+    ),
+    Check(
+        name="clipping",
+        cause="Most of the gradient is clipped",
+        meaning="The policy leaves the range in which the loss trusts its samples.",
+        remedy="Lower {learning_rate}, take fewer updates per step (raise {groups_per_update}), or widen the clip "
+        "range in [{clip}].",
+        find=clipping,
+        reads=("clipped",),
+        thresholds={"share": Threshold(0.4, "share of trained tokens"), "steps": Threshold(3, STEPS)},
+    ),
+    Check(
+        name="gap",
+        cause="Engine and learner disagree",
+        meaning="The learner is trained on probabilities that are not those it was sampled with.",
+        remedy='Compare with engine.name = "slots" and {dtype} = "float32"; set {correction} = "token" if the gap '
+        "is the engine's rounding. The run stops at {gap_limit}.",
+        find=gap,
+        reads=("gap/mean",),
+        thresholds={
+            "float32": Threshold(1e-4, "nats, with float32"),
+            "bfloat16": Threshold(0.05, "nats, with bfloat16"),
+            "steps": Threshold(3, STEPS),
+        },
+    ),
+    Check(
+        name="lag",
+        cause="Samples are too old",
+        meaning="The policy has moved on since they were sampled, and the gradient is biased or clipped.",
+        remedy='Lower {max_lag}, lower {learning_rate}, or set {correction} = "token".',
+        find=lag,
+        reads=("lag/mean", "ratio", "clipped"),
+        thresholds={
+            "lag": Threshold(1, "versions, on average"),
+            "ratio": Threshold(0.2, "distance of the mean ratio from 1"),
+            "clipped": Threshold(0.3, "or: share of tokens clipped"),
+            "steps": Threshold(3, STEPS),
+        },
+        explains=("clipping",),
+    ),
+    Check(
+        name="stale",
+        cause="Much of what is sampled is too old to train on",
+        meaning="Sampling runs further ahead than the lag allows, so its work is lost.",
+        remedy='Raise {max_lag}, or set {order} = "started", which bounds the lag without loss.',
+        find=stale,
+        reads=("lag/masked_turns", "turn/count", "groups/kept", "groups/dropped"),
+        thresholds={"share": Threshold(0.3, "share of turns or groups"), "steps": Threshold(3, STEPS)},
+    ),
+)
