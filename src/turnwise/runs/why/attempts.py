@@ -162,7 +162,7 @@ ATTEMPT_CHECKS = (
             "eval/sampled/turn/prompt_tokens_refused",
         ),
         thresholds={"share": Threshold(0.2, "share of the attempts of one step or evaluation")},
-        explains=(*NO_REWARD, "failures", "filter"),
+        explains=(*NO_REWARD, "conversation_too_long", "failures", "filter"),
     ),
     Check(
         name="conversation_too_long",

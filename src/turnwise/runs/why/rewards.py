@@ -77,20 +77,18 @@ def dropping_filter(evidence: Evidence) -> str | None:
 def starved_dataset(evidence: Evidence) -> str | None:
     """A dataset is trained on much less than its weight says."""
     limits, columns = evidence.limits, evidence.history.training
-    steps = int(limits["steps"])
-    environments = evidence.settings["environments"]
-    kept = columns.last("groups/kept", steps)
-    if len(environments) < 2 or len(kept) < steps or not kept.all():
+    steps, environments = int(limits["steps"]), evidence.settings["environments"]
+    if len(environments) < 2 or len(columns) < steps:
         return None
-    total = sum(environment.weight for environment in environments)
-    for environment in environments:
-        found = columns.last(f"groups/kept/{environment.label}", steps)
-        share = float(np.nansum(found) / kept.sum())
-        wanted = environment.weight / total
-        expected = wanted * kept.sum()
-        if expected >= limits["groups"] and share < limits["part"] * wanted:
+    kept = {each.label: columns.last(f"groups/kept/{each.label}", steps) for each in environments}
+    # A step with groups of one dataset only has no numbers by dataset.
+    total = float(sum(np.nansum(values) for values in kept.values()))
+    weights = sum(each.weight for each in environments)
+    for each in environments:
+        wanted, found = each.weight / weights, float(np.nansum(kept[each.label]))
+        if wanted * total >= limits["groups"] and found < limits["part"] * wanted * total:
             return (
-                f"{environment.label} has {share:.1%} of the groups trained on in the last {steps} steps, and "
+                f"{each.label} has {found:.0f} of the {total:.0f} groups trained on in the last {steps} steps, and "
                 f"{wanted:.0%} by its weight."
             )
     return None
@@ -139,7 +137,7 @@ def held_out(evidence: Evidence) -> float:
 
 def reads_rewards(evidence: Evidence) -> bool:
     """Whether rewards decide what is learned."""
-    estimator = ESTIMATORS.get(evidence.settings.recipe.credit.name)
+    estimator = ESTIMATORS.get(evidence.settings["credit"])
     return estimator is None or estimator.reads_rewards
 
 
@@ -214,7 +212,7 @@ REWARD_CHECKS = (
         remedy="Look at its success in the metrics; give it easier tasks ({tasks}), raise its {weight}, or change "
         "{filter}.",
         find=starved_dataset,
-        reads=("groups/kept", "groups/kept/"),
+        reads=("groups/kept/",),
         thresholds={
             "part": Threshold(0.25, "part of its share by weight"),
             "groups": Threshold(8, "groups that its weight would give it in these steps, at least"),

@@ -11,9 +11,6 @@ from turnwise.runs.why.attempts import STEPS, holds
 from turnwise.runs.why.check import Check, Evidence, Threshold
 from turnwise.runs.why.history import mean
 
-ALIKE = 0.3
-"""How far the attempts at a task succeed together: the correlation that the number of attempts is corrected for."""
-
 
 def learning_rate(evidence: Evidence) -> str | None:
     """The policy breaks: non-finite updates, ratios far from 1, success that falls, or behaviour that jumps."""
@@ -44,50 +41,49 @@ def ratio_spike(evidence: Evidence) -> str | None:
 def fallen_success(evidence: Evidence) -> str | None:
     """Success of the last steps far below the best before, by more than chance explains."""
     limits, columns = evidence.limits, evidence.history.training
-    steps, before_steps = int(limits["steps"]), int(limits["before"])
-    success, counts, group_size = (
-        columns.all("success"),
-        columns.all("trajectory/count"),
-        evidence.settings["group_size"],
-    )
+    steps = int(limits["steps"])
+    success, counts = columns.all("success"), np.nan_to_num(columns.all("trajectory/count"))
     if len(success) <= steps or not np.isfinite(success[-steps:]).all():
         return None
-    now, attempts = mean(success[-steps:]), float(np.nansum(counts[-steps:]))
-    for then, count, where in best_before(evidence, success[:-steps], counts[:-steps], before_steps):
-        if now <= limits["part"] * then and then - now >= limits["sigmas"] * spread(
-            then, count, now, attempts, group_size
-        ):
+    # The attempts at a task succeed together to some extent, so they count as fewer.
+    counts = counts / (1 + limits["alike"] * (evidence.settings["group_size"] - 1))
+    now, size_now = mean(success[-steps:]), float(counts[-steps:].sum())
+    known = [best_before(evidence, success[:-steps], counts[:-steps]), *before_training(evidence)]
+    for then, size_then, where in known:
+        fall = limits["sigmas"] * standard_error(then, size_then, now, size_now)
+        if now <= limits["part"] * then and then - now >= fall:
             return f"success fell from {then:.2f} {where} to {now:.2f} in the last {steps} steps."
     return None
 
 
 def best_before(
-    evidence: Evidence, success: NDArray[np.float64], counts: NDArray[np.float64], steps: int
-) -> list[tuple[float, float, str]]:
-    """(success, attempts, where) of the best stretch of earlier steps, and of the evaluation before training."""
-    found = []
-    known = np.nan_to_num(success * counts)
-    size = min(steps, len(known))
+    evidence: Evidence, success: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[float, float, str]:
+    """(success, independent attempts, where) of the best stretch of earlier steps."""
+    size = min(int(evidence.limits["before"]), len(success))
     ones = np.ones(size)
-    attempts = np.convolve(np.nan_to_num(counts), ones, "valid")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = np.nan_to_num(np.convolve(known, ones, "valid") / attempts)
+    attempts = np.convolve(counts, ones, "valid")
+    means = np.convolve(np.nan_to_num(success * counts), ones, "valid") / np.maximum(attempts, 1e-9)
     best = int(means.argmax())
-    first = evidence.history.training.steps[best]
-    where = f"in step {first}" if size == 1 else f"in steps {first} to {first + size - 1}"
-    found.append((float(means[best]), float(attempts[best]), where))
+    steps = evidence.history.training.steps[best : best + size]
+    where = f"in step {steps[0]}" if size == 1 else f"in steps {steps[0]} to {steps[-1]}"
+    return float(means[best]), float(attempts[best]), where
+
+
+def before_training(evidence: Evidence) -> list[tuple[float, float, str]]:
+    """The same of the evaluation before training, if it is known."""
     evaluations = evidence.history.evaluations
-    if evaluations.steps and evaluations.steps[0] == 0:
-        tasks = float(evaluations.all("eval/sampled/tasks")[0]) * evidence.settings["group_size"]
-        found.append((float(evaluations.all("eval/sampled/success")[0]), tasks, "before training"))
-    return [entry for entry in found if math.isfinite(entry[0]) and entry[1] > 0]
+    if not evaluations.steps or evaluations.steps[0] != 0:
+        return []
+    success, tasks = (float(evaluations.all(f"eval/sampled/{name}")[0]) for name in ("success", "tasks"))
+    return [(success, tasks, "before training")] if math.isfinite(success) and tasks > 0 else []
 
 
-def spread(one: float, count: float, other: float, other_count: float, group_size: int) -> float:
-    """Standard error of the difference of two shares of attempts that come in groups which succeed together."""
-    effective = 1 + ALIKE * (group_size - 1)
-    pooled = (one * count + other * other_count) / max(1.0, count + other_count)
-    return math.sqrt(max(pooled * (1 - pooled), 1e-4) * effective * (1 / max(1.0, count) + 1 / max(1.0, other_count)))
+def standard_error(one: float, size: float, other: float, other_size: float) -> float:
+    """Of the difference between two shares."""
+    size, other_size = max(size, 1.0), max(other_size, 1.0)
+    pooled = (one * size + other * other_size) / (size + other_size)
+    return math.sqrt(max(pooled * (1 - pooled), 1e-4) * (1 / size + 1 / other_size))
 
 
 def cut_off_at_once(evidence: Evidence) -> str | None:
@@ -191,7 +187,9 @@ def stale(evidence: Evidence) -> str | None:
 
 ENTROPY = Threshold(0.02, "nats of entropy at the start, at least")
 SOLVED = Threshold(0.8, "success from which nothing is amiss")
-PROGRESS = Threshold(0.25, "rise of the mean reward that counts as progress, in standard deviations")
+PROGRESS = Threshold(
+    0.25, "standard deviations by which rewards rise, from the first three steps to the last, if they do"
+)
 UPDATE_CHECKS = (
     Check(
         name="entropy_bonus",
@@ -232,6 +230,7 @@ UPDATE_CHECKS = (
             "ratio_steps": Threshold(2, "steps in a row with such a ratio"),
             "part": Threshold(0.5, "part of the best success so far that is left"),
             "sigmas": Threshold(4, "standard errors that the fall exceeds"),
+            "alike": Threshold(0.3, "correlation between the attempts at a task that these errors allow for"),
             "steps": Threshold(3, "steps over which present success is averaged"),
             "before": Threshold(10, "steps over which earlier success is averaged, at most"),
             "jump_from": Threshold(0.3, "or: share of turns cut off, before"),
@@ -259,7 +258,7 @@ UPDATE_CHECKS = (
         name="gap",
         cause="Engine and learner disagree",
         meaning="The learner is trained on probabilities that are not those it was sampled with.",
-        remedy='Compare with engine.name = "slots" and {dtype} = "float32"; set {correction} = "token" if the gap '
+        remedy='Compare with {engine} = "slots" and {dtype} = "float32"; set {correction} = "token" if the gap '
         "is the engine's rounding. The run stops at {gap_limit}.",
         find=gap,
         reads=("gap/mean",),
