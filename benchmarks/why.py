@@ -3,7 +3,7 @@
     python benchmarks/why.py [--only NAME ...] [--quick] [--json PATH]
 
 All runs train a tiny model on pairs of words, two turns a task. Most start from a model that was trained on
-demonstrations first and solves about half of the tasks.
+demonstrations first and solves somewhat less than half of the tasks.
 
 Ten broken recipes: learning rate 1; temperature 0.01; an environment that pays 0; one that pays 1; a zero-variance
 filter where the reward hardly depends on the actions; max_action_tokens 1; max_prompt_tokens 10; a template that shows
@@ -36,11 +36,13 @@ import logging
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,8 +55,13 @@ from turnwise.envs.split import draw_tasks
 from turnwise.inspect.why import diagnose
 from turnwise.messages import Message
 from turnwise.recipe.parse import load_recipe
+from turnwise.recipe.schema import Recipe
+from turnwise.runs.archive import archived_steps, read_step, step_path
+from turnwise.runs.describe import describe
 from turnwise.runs.screen import table
 from turnwise.runs.tracker import read_metrics
+from turnwise.runs.why.table import CHECKS
+from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
 from turnwise.types import Task
 
@@ -96,17 +103,17 @@ checkpoint_every = 100
 """
 TINY = """[model]
 path = "tiny"
-hidden = 32
+hidden = 64
 layers = 2
 threads = 1
 """
 WARM_START = """
 [sft]
 updates = {updates}
-batch = 16
+batch = 32
 noise = 0.45
 [sft.optimizer]
-learning_rate = 1e-2
+learning_rate = 5e-3
 """
 
 
@@ -198,7 +205,7 @@ BROKEN = (
 )
 SOUND = (
     Case("quick start", (), ("steps=10", "evaluation.tasks=32", "evaluation.final_tasks=32"), recipe="quickstart"),
-    Case("warm start", (), model="", more=WARM_START.format(updates=60)),
+    Case("warm start", (), model="", more=WARM_START.format(updates=120)),
     Case("three steps", (), ("steps=3",)),
     Case("max_lag 2", (), ("max_lag=2", "steps=12")),
     Case("5 % fail", (), (f"{ENVIRONMENT}.failing=0.05", "rollout.retries=0", "steps=12")),
@@ -228,20 +235,24 @@ MORE = (
         ("faults",),
         (f"{ENVIRONMENT}.calls=true", "rollout.tools=hermes", "rollout.max_action_tokens=24", "steps=6"),
         model="",
-        more=WARM_START.format(updates=60),
+        more=WARM_START.format(updates=120),
     ),
     Case("coin flip", ("equal_groups", "constant_reward"), (f"{ENVIRONMENT}.pays=coin",)),
 )
 
 
 class Silence(PlainScreen):
-    """Prints nothing."""
+    """Prints nothing, and notes the processor's time after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks: list[float] = []
 
     def say(self, text: str) -> None:
         return None
 
     def show(self, done: int, metrics: Mapping[str, float]) -> None:
-        return None
+        self.ticks.append(time.process_time())
 
 
 class Ear(logging.Handler):
@@ -268,7 +279,7 @@ class Outcome:
     seconds: float
     """Of a processor, as others may use the machine too."""
     share: float
-    """Part of the time of training that looking took."""
+    """Part of a step that describing its groups and looking at its metrics takes."""
     ended: str
 
     @property
@@ -290,12 +301,12 @@ class Outcome:
 
 
 def make_models(folder: Path) -> None:
-    """A model that solves half of the tasks; the same with a template of one message, and with another end token."""
+    """A model that solves some tasks; the same with a template of one message, and with another end token."""
     from turnwise.learn.policy import load_model, load_tokenizer
 
     recipe = folder / "base.toml"
     of_tiny = RECIPE.replace('[model]\npath = "{model}"\nthreads = 1\n', TINY)
-    recipe.write_text(of_tiny.format() + WARM_START.format(updates=60))
+    recipe.write_text(of_tiny.format() + WARM_START.format(updates=120))
     assert turnwise(["sft", str(recipe), f"out={folder / 'model'}"]) == 0
     for name, template, end in (
         (
@@ -339,34 +350,39 @@ def run(case: Case, folder: Path) -> Outcome:
     recipe = load_recipe(recipe_of(case, folder), [f"out={out}", *case.overrides])
     ear, began, ended = Ear(), time.process_time(), "finished"
     random.seed(0)
+    screen = Silence()
     logger = logging.getLogger("turnwise")
     logger.addHandler(ear)
     logger.propagate = False
     try:
-        asyncio.run(start(recipe, Silence(), asyncio.Event()))
+        asyncio.run(start(recipe, screen, asyncio.Event()))
     except RunStopped as error:
         ended = f"stopped: {error}"
     finally:
         logger.removeHandler(ear)
     afterwards = tuple(finding.name for finding in diagnose(out).findings)
     seconds = time.process_time() - began
-    return Outcome(case, ear.heard, afterwards, seconds, looking_share(out, recipe), ended)
+    return Outcome(case, ear.heard, afterwards, seconds, cost_share(out, recipe, screen), ended)
 
 
-def looking_share(out: Path, recipe: Any) -> float:
-    """Seconds that the watcher takes over those of the steps, in processor time: the machine may do other work."""
-    from turnwise.runs.why.watcher import Watcher
-
+def cost_share(out: Path, recipe: Recipe, screen: Silence) -> float:
+    """Seconds that describing a step's groups and looking at its metrics take, over those of a step; of a processor."""
     lines = read_metrics(out / "metrics.jsonl")
-    steps = [line["seconds/step"] for line in lines if "seconds/step" in line]
-    watcher = Watcher(recipe, checks=())
-    from turnwise.runs.why.table import CHECKS
-
-    watcher.checks, watcher.said = CHECKS, {check.name for check in CHECKS}
-    began = time.process_time()
+    watcher = Watcher(recipe)
+    watcher.said = {check.name for check in CHECKS}  # it looks and says nothing
+    spent = []
     for line in lines:
-        watcher.log(int(line["step"]), {name: value for name, value in line.items() if name != "step"})
-    return (time.process_time() - began) / sum(steps) if steps else 0.0
+        metrics = {name: value for name, value in line.items() if name != "step"}
+        began = time.process_time()
+        watcher.log(int(line["step"]), metrics)
+        spent.append(time.process_time() - began)
+    for step in archived_steps(out / "archive"):
+        groups = [record.group for record in read_step(step_path(out / "archive", step))]
+        began = time.process_time()
+        describe(groups, (), version=step, success_at=1.0)
+        spent.append(time.process_time() - began)
+    steps = [after - before for before, after in pairwise(screen.ticks)]
+    return sum(spent) / len(steps) / statistics.median(steps) if steps else float("nan")
 
 
 def report(title: str, outcomes: Sequence[Outcome]) -> None:
@@ -384,7 +400,7 @@ def report(title: str, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes
     ]
     print(f"\n{title}")
-    for line in table(["recipe", "cause", "at step", "why says", "others", "took", "looking", "right"], rows):
+    for line in table(["recipe", "cause", "at step", "why says", "others", "took", "cost", "right"], rows):
         print(line)
 
 

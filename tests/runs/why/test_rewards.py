@@ -52,7 +52,13 @@ def test_a_low_temperature(temperature, identical, equal, fires):
     lines = run_of(3, groups_identical=identical, groups_zero_variance=equal)
     seen = seen_by("low_temperature", lines, f"sampling.temperature={temperature}")
     assert (seen is not None) is fires
-    assert seen_by("low_temperature", run_of(3, groups_identical=8.0, success=0.95), "sampling.temperature=0.1") is None
+
+
+@pytest.mark.parametrize(("held_out", "fires"), [(0.5, True), (0.9, False), (math.nan, False)])
+def test_a_low_temperature_may_look_solved(held_out, fires):
+    """Greedy attempts succeed where sampled ones do not."""
+    lines = run_of(3, groups_identical=8.0, groups_zero_variance=8.0, success=1.0, eval_success=held_out)
+    assert (seen_by("low_temperature", lines, "sampling.temperature=0.1") is not None) is fires
 
 
 def test_a_filter_that_drops_nearly_everything():

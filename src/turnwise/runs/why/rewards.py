@@ -31,7 +31,10 @@ def constant_reward(evidence: Evidence) -> str | None:
 def equal_groups(evidence: Evidence) -> str | None:
     """No group has taught anything for some steps, and that is not because all is learned."""
     limits, columns = evidence.limits, evidence.history.training
-    steps = int(limits["steps"])
+    per_step = columns.latest("groups/kept")
+    if not per_step > 0:
+        return None
+    steps = max(int(limits["steps"]), math.ceil(limits["groups"] / per_step))
     norm = columns.last("gradient_norm", steps)
     kept, equal = columns.last("groups/kept", steps), columns.last("groups/zero_variance", steps)
     solved = mean(columns.last("success", steps)) >= limits["solved"]
@@ -51,7 +54,8 @@ def low_temperature(evidence: Evidence) -> str | None:
     kept = columns.last("groups/kept", steps)
     if identical.sum() < limits["identical"] * groups.sum() and equal.sum() < limits["equal"] * kept.sum():
         return None
-    if mean(columns.last("success", steps)) >= limits["solved"]:
+    held = evidence.history.evaluations.latest("eval/sampled/success")  # at another temperature
+    if mean(columns.last("success", steps)) >= limits["solved"] and not held < limits["solved"]:
         return None
     return (
         f"with {settings.named('temperature')}, {identical.sum() / groups.sum():.0%} of the groups of the last {steps} "
@@ -149,12 +153,19 @@ REWARD_CHECKS = (
         meaning="Attempts at a task that are equal cannot be compared, so nothing is learned from them.",
         remedy="Set {temperature} to 1, or at least near it.",
         find=low_temperature,
-        reads=("groups/kept", "groups/dropped", "groups/identical", "groups/zero_variance", "success"),
+        reads=(
+            "groups/kept",
+            "groups/dropped",
+            "groups/identical",
+            "groups/zero_variance",
+            "success",
+            "eval/sampled/success",
+        ),
         thresholds={
             "temperature": Threshold(0.3, "temperature up to which this is looked for"),
             "identical": Threshold(0.5, "share of groups with identical attempts only"),
             "equal": Threshold(0.9, "or: share of groups paid alike"),
-            "solved": SOLVED,
+            "solved": Threshold(0.9, "success from which that is no fault, in training and in the last evaluation"),
             "steps": Threshold(3, STEPS),
         },
         explains=("equal_groups", "constant_reward", "learning_rate", "filter", "clipping"),
@@ -193,6 +204,7 @@ REWARD_CHECKS = (
         thresholds={
             "gradient": Threshold(1e-9, "largest gradient norm that counts as none"),
             "solved": SOLVED,
+            "groups": Threshold(40, "groups in these steps, at least"),
             "steps": Threshold(5, STEPS),
         },
     ),

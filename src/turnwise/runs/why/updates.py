@@ -39,35 +39,35 @@ def ratio_spike(evidence: Evidence) -> str | None:
 
 
 def fallen_success(evidence: Evidence) -> str | None:
-    """Success of the last steps far below the best before, by more than chance explains."""
-    limits, columns = evidence.limits, evidence.history.training
-    steps = int(limits["steps"])
-    success, counts = columns.all("success"), np.nan_to_num(columns.all("trajectory/count"))
-    if len(success) <= steps or not np.isfinite(success[-steps:]).all():
-        return None
-    # The attempts at a task succeed together to some extent, so they count as fewer.
-    counts = counts / (1 + limits["alike"] * (evidence.settings["group_size"] - 1))
-    now, size_now = mean(success[-steps:]), float(counts[-steps:].sum())
-    known = [best_before(evidence, success[:-steps], counts[:-steps]), *before_training(evidence)]
-    for then, size_then, where in known:
-        fall = limits["sigmas"] * standard_error(then, size_then, now, size_now)
-        if now <= limits["part"] * then and then - now >= fall:
-            return f"success fell from {then:.2f} {where} to {now:.2f} in the last {steps} steps."
+    """Success of the last steps far below the best before, by more than chance explains. A longer stretch of steps
+    shows a smaller fall."""
+    columns, limits = evidence.history.training, evidence.limits
+    # The attempts at a task may all succeed or all fail, so a group counts once.
+    success, groups = columns.all("success"), np.nan_to_num(columns.all("groups/kept") + columns.all("groups/dropped"))
+    for steps in (int(limits["steps"] * times) for times in (1, 2, 4)):
+        if len(success) <= steps or not np.isfinite(success[-steps:]).all():
+            return None
+        now, size_now = mean(success[-steps:]), float(groups[-steps:].sum())
+        known = [best_before(evidence, success[:-steps], groups[:-steps]), *before_training(evidence)]
+        for then, size_then, where in known:
+            fall = limits["sigmas"] * standard_error(then, size_then, now, size_now)
+            if now <= limits["part"] * then and then - now >= fall:
+                return f"success fell from {then:.2f} {where} to {now:.2f} in the last {steps} steps."
     return None
 
 
 def best_before(
-    evidence: Evidence, success: NDArray[np.float64], counts: NDArray[np.float64]
+    evidence: Evidence, success: NDArray[np.float64], groups: NDArray[np.float64]
 ) -> tuple[float, float, str]:
-    """(success, independent attempts, where) of the best stretch of earlier steps."""
+    """(success, groups, where) of the best stretch of earlier steps."""
     size = min(int(evidence.limits["before"]), len(success))
     ones = np.ones(size)
-    attempts = np.convolve(counts, ones, "valid")
-    means = np.convolve(np.nan_to_num(success * counts), ones, "valid") / np.maximum(attempts, 1e-9)
+    sizes = np.convolve(groups, ones, "valid")
+    means = np.convolve(np.nan_to_num(success * groups), ones, "valid") / np.maximum(sizes, 1e-9)
     best = int(means.argmax())
     steps = evidence.history.training.steps[best : best + size]
     where = f"in step {steps[0]}" if size == 1 else f"in steps {steps[0]} to {steps[-1]}"
-    return float(means[best]), float(attempts[best]), where
+    return float(means[best]), float(sizes[best]), where
 
 
 def before_training(evidence: Evidence) -> list[tuple[float, float, str]]:
@@ -217,7 +217,8 @@ UPDATE_CHECKS = (
             "skipped",
             "ratio",
             "success",
-            "trajectory/count",
+            "groups/kept",
+            "groups/dropped",
             "stop/length",
             "entropy",
             "reward/mean",
@@ -229,9 +230,8 @@ UPDATE_CHECKS = (
             "ratio": Threshold(0.2, "distance of the mean ratio from 1, without lag"),
             "ratio_steps": Threshold(2, "steps in a row with such a ratio"),
             "part": Threshold(0.5, "part of the best success so far that is left"),
-            "sigmas": Threshold(4, "standard errors that the fall exceeds"),
-            "alike": Threshold(0.3, "correlation between the attempts at a task that these errors allow for"),
-            "steps": Threshold(3, "steps over which present success is averaged"),
+            "sigmas": Threshold(4.5, "standard errors that the fall exceeds, where a group counts as one attempt"),
+            "steps": Threshold(3, "steps over which present success is averaged; twice and four times as many too"),
             "before": Threshold(10, "steps over which earlier success is averaged, at most"),
             "jump_from": Threshold(0.3, "or: share of turns cut off, before"),
             "jump_to": Threshold(0.8, "share of turns cut off, in two steps"),
