@@ -21,9 +21,10 @@ def test_success_that_falls():
     assert fallen in seen_by("learning_rate", run_of(4, success=[0.1, 0, 0, 0], eval_tasks=128.0))
     assert seen_by("learning_rate", run_of(4, success=[0.1, 0, 0, 0])) is None
     assert f"{fallen} in the last 6 steps" in seen_by("learning_rate", run_of(7, success=[0.1, 0, 0, 0, 0, 0, 0]))
-    fallen = run_of(9, success=[*[0.4] * 6, 0.05, 0.0, 0.05], eval_success=0.1)
-    assert "in steps 1 to 6" in seen_by("learning_rate", fallen)
-    assert seen_by("learning_rate", run_of(9, success=[*[0.4] * 6, 0.25, 0.2, 0.25], eval_success=0.1)) is None
+    many = {"groups_kept": 32.0, "eval_success": 0.1}
+    seen = seen_by("learning_rate", run_of(9, success=[*[0.4] * 6, 0.05, 0.0, 0.05], **many))
+    assert "from 0.40 in steps 1 to 6 to 0.03" in seen
+    assert seen_by("learning_rate", run_of(9, success=[*[0.4] * 6, 0.25, 0.2, 0.25], **many)) is None
 
 
 def test_success_that_falls_by_chance():
