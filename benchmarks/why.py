@@ -12,7 +12,8 @@ only the first message; a wrong end token; 3 tasks with fixed answers.
 Five sound ones: the quick start's recipe; a run with a warm start of its own; a run of three steps; max_lag 2; an
 environment that fails in 5 % of its attempts.
 
-Ten more, chosen and written down before any of them was run, with no threshold changed afterwards:
+Ten more, chosen and written down before any of them was run. No threshold was loosened for them; after their first run
+two checks became stricter, because simulated runs that vary only by chance got findings.
  1. the zero-variance filter with an environment that pays 0, where no group is ever kept and the run stops
  2. an environment that raises in 40 % of its attempts
  3. two datasets and the zero-variance filter, and one of them pays a constant

@@ -46,10 +46,11 @@ class Columns:
 
     def last(self, name: str, count: int) -> NDArray[np.float64]:
         """A metric of the last lines: `count` of them, or as many as there are."""
-        count = min(count, len(self))
-        column = self.values.get(name, array("d"))
-        known = np.array(column[len(self) - count :], np.float64)
-        return np.concatenate([known, np.full(count - len(known), math.nan)])
+        size = len(self.steps)
+        count = min(count, size)
+        column = self.values.get(name)
+        known = np.array(column[size - count :] if column else (), np.float64)
+        return known if len(known) == count else np.concatenate([known, np.full(count - len(known), math.nan)])
 
     def latest(self, name: str) -> float:
         """A metric of the last line."""
