@@ -6,7 +6,7 @@ from typing import Any
 
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.recipe.schema import Recipe
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 from turnwise.runs.why.table import CHECKS, is_read
 
 HEALTHY = {
@@ -85,5 +85,5 @@ def recipe_with(*overrides: str) -> Recipe:
 def seen_by(name: str, lines: list[dict[str, Any]], *overrides: str) -> str | None:
     """What one check sees in these lines."""
     (check,) = (check for check in CHECKS if check.name == name)
-    finding = check.look(History.of(lines, is_read), recipe_with(*overrides))
+    finding = check.look(MetricHistory.of(lines, is_read), recipe_with(*overrides))
     return None if finding is None else finding.seen

@@ -12,7 +12,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
 from turnwise.runs.why.check import Finding
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 from turnwise.runs.why.table import find_causes, is_read, without_consequences
 
 LOOK_BACK = 20
@@ -62,9 +62,9 @@ def diagnose(path: Path) -> Diagnosis:
     return Diagnosis(path, history.step, len(history.training), findings)
 
 
-def replay(lines: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[History, tuple[Finding, ...]]:
+def replay(lines: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[MetricHistory, tuple[Finding, ...]]:
     """The causes that held at one of the last steps, each as it was last seen: a cause may come and go with chance."""
-    history = History.of(lines[:-LOOK_BACK], is_read)
+    history = MetricHistory.of(lines[:-LOOK_BACK], is_read)
     found: dict[str, Finding] = {}
     for line in lines[-LOOK_BACK:]:
         history.append(line)

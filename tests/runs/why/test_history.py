@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from turnwise.runs.why.history import Columns, History, mean
+from turnwise.runs.why.history import Columns, MetricHistory, mean
 
 
 def columns(*lines):
@@ -34,7 +34,7 @@ def test_values_that_are_no_numbers_are_left_out():
 
 
 def test_training_steps_and_evaluations_are_apart():
-    history = History.of(
+    history = MetricHistory.of(
         [
             {"step": 0, "eval/sampled/success": 0.1},
             {"step": 1, "groups/kept": 8},
@@ -47,7 +47,7 @@ def test_training_steps_and_evaluations_are_apart():
 
 
 def test_an_empty_history_has_nothing():
-    history = History.of([], lambda name: True)
+    history = MetricHistory.of([], lambda name: True)
     assert history.step == 0
     assert len(history.training.last("success", 3)) == 0
     assert math.isnan(history.training.latest("success"))

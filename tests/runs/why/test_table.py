@@ -7,12 +7,12 @@ from support.logged import recipe_with, run_of
 from turnwise.recipe.parse import section_at
 from turnwise.runs.metric_names import metric_of
 from turnwise.runs.why.check import KEYS
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 from turnwise.runs.why.table import CHECKS, find_causes, is_read
 
 
 def causes(lines, *overrides):
-    return [finding.name for finding in find_causes(History.of(lines, is_read), recipe_with(*overrides))]
+    return [finding.name for finding in find_causes(MetricHistory.of(lines, is_read), recipe_with(*overrides))]
 
 
 def test_a_healthy_run_has_no_finding():
@@ -73,12 +73,12 @@ def test_a_check_that_fails_is_left_out():
         raise ZeroDivisionError
 
     checks = (replace(CHECKS[0], find=broken), *CHECKS[1:])
-    history = History.of(run_of(3, failure_rate=0.5), is_read)
+    history = MetricHistory.of(run_of(3, failure_rate=0.5), is_read)
     assert [finding.name for finding in find_causes(history, recipe_with(), checks)] == ["failures"]
 
 
 def test_a_finding_says_what_to_try_with_the_key():
-    (finding,) = find_causes(History.of(run_of(3, stop_length=0.9, success=0.5), is_read), recipe_with())
+    (finding,) = find_causes(MetricHistory.of(run_of(3, stop_length=0.9, success=0.5), is_read), recipe_with())
     assert "rollout.max_action_tokens" in finding.remedy
     assert "\n" not in finding.line
     assert finding.to_json()["try"] == finding.remedy

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.recipe.schema import Recipe
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 
 KEYS = {
     "clip": "loss",
@@ -77,7 +77,7 @@ class Threshold:
 class Evidence:
     """What a check looks at."""
 
-    history: History
+    history: MetricHistory
     settings: RecipeValues
     limits: Mapping[str, float]
     """The values of the check's thresholds, by name."""
@@ -133,7 +133,7 @@ class Check:
     explains: tuple[str, ...] = ()
     """Checks that would fire for this cause too. They are not reported beside it."""
 
-    def look(self, history: History, recipe: Recipe) -> Finding | None:
+    def look(self, history: MetricHistory, recipe: Recipe) -> Finding | None:
         """What the check finds in a run so far."""
         limits = {name: threshold.value for name, threshold in self.thresholds.items()}
         seen = self.find(Evidence(history, RecipeValues(recipe), limits))

@@ -61,11 +61,11 @@ class Columns:
         return {name.removeprefix(prefix): name for name in sorted(self.values) if name.startswith(prefix)}
 
 
-class History:
+class MetricHistory:
     """What a run has logged so far: its training steps, and its held-out evaluations.
 
     Example:
-        history = History.of(read_metrics(folder.metrics), reads=lambda name: True)
+        history = MetricHistory.of(read_metrics(folder.metrics), reads=lambda name: True)
         history.training.last("success", 5)
     """
 
@@ -76,7 +76,7 @@ class History:
         """Lines with a held-out evaluation, of the start too."""
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]], reads: Reads) -> History:
+    def of(cls, lines: Iterable[Mapping[str, Any]], reads: Reads) -> MetricHistory:
         history = cls(reads)
         for line in lines:
             history.append(line)

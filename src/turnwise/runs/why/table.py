@@ -9,7 +9,7 @@ from functools import lru_cache
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.why.attempts import ATTEMPT_CHECKS
 from turnwise.runs.why.check import Check, Finding
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 from turnwise.runs.why.rewards import REWARD_CHECKS
 from turnwise.runs.why.updates import UPDATE_CHECKS
 
@@ -25,7 +25,7 @@ def is_read(name: str) -> bool:
     return name in reads or any(read.endswith("/") and name.startswith(read) for read in reads)
 
 
-def find_causes(history: History, recipe: Recipe, checks: tuple[Check, ...] = CHECKS) -> list[Finding]:
+def find_causes(history: MetricHistory, recipe: Recipe, checks: tuple[Check, ...] = CHECKS) -> list[Finding]:
     """What the checks find, without what follows from another cause that was found. A check that fails is left out: it
     must not end the run that it watches."""
     found: dict[str, Finding] = {}

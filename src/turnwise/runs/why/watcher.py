@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.why.check import Check
-from turnwise.runs.why.history import History
+from turnwise.runs.why.history import MetricHistory
 from turnwise.runs.why.table import CHECKS, find_causes, is_read
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Watcher:
         """`lines` are those that an earlier part of the run has logged."""
         self.recipe = recipe
         self.checks = checks
-        self.history = History.of(lines, is_read)
+        self.history = MetricHistory.of(lines, is_read)
         self.said: set[str] = set()
         """Names of the checks whose cause has been said."""
 
