@@ -32,6 +32,7 @@ BENCHMARKS = {
     "curves": [],
     "faults": [],
     "soak": [],
+    "why": [],
 }
 """By script: arguments of a whole run."""
 

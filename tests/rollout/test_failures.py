@@ -122,6 +122,7 @@ def test_a_trajectory_says_why_it_failed():
     assert (fine.failure, fine.reason) == ("", "")
     long = run(attempted(Puppet(opening=Reply(user("x" * 9000)))))
     assert (long.status, long.reason) == (Status.prompt_too_long, "the first prompt does not fit")
+    assert f"it has {long.marks['prompt_tokens']:.0f} tokens; raise rollout.max_prompt_tokens" in long.failure
 
 
 def test_different_lines_are_different_kinds(caplog):

@@ -88,6 +88,34 @@ def test_groups():
     assert (metrics["groups/kept"], metrics["groups/dropped"], metrics["groups/zero_variance"]) == (3, 1, 2)
 
 
+def test_groups_whose_attempts_sampled_the_same_are_identical():
+    same = group(attempt(1.0, turn(), turn(3)), attempt(0.0, turn(), turn(3)))
+    other, lone = group(attempt(1.0, turn(), turn(3)), attempt(1.0, turn(), turn(2))), group(attempt(1.0))
+    assert measure([same, other, lone], [same])["groups/identical"] == 2
+
+
+def test_groups_of_each_dataset_that_are_kept():
+    metrics = measure([group(attempt(1.0)), group(attempt(1.0))], [group(attempt(1.0), dataset="maze")])
+    assert (metrics["groups/kept/hops"], metrics["groups/kept/maze"]) == (2, 0)
+
+
+def said(text, stop):
+    return Turn([1], [9], [-0.5], [5], stop, 0.0, Message("assistant", text))
+
+
+def test_an_end_is_missed_where_sampling_goes_on_after_a_control_token():
+    texts = ["cold<|im_end|>x", "a</s>b", "<｜end▁of▁sentence｜>", "a < b || c", "plain"]
+    cut = [attempt(1.0, said(text, StopReason.length)) for text in texts]
+    ended = [attempt(1.0, said("<|im_end|>", StopReason.end_token))]
+    assert measure([group(*cut, *ended)])["stop/missed_end"] == 3 / 6
+
+
+def test_the_longest_prompt_that_did_not_fit():
+    long = [Trajectory((), Status.prompt_too_long, marks={"prompt_tokens": size}) for size in (70.0, 90.0)]
+    assert measure([], [group(failed=long)])["turn/prompt_tokens_refused"] == 90
+    assert measure([group(attempt(1.0, prompt_tokens=5.0))])["turn/prompt_tokens_refused"] == 0
+
+
 def test_lag_is_over_the_tokens_that_train():
     kept = [group(attempt(1.0, turn(num_tokens=3, version=5), turn(num_tokens=1, version=1), turn(num_tokens=0)))]
     metrics = measure(kept, [group(attempt(1.0, turn(version=0)))], version=5)
@@ -147,6 +175,12 @@ def test_a_break_without_a_recorded_cause_is_counted():
     metrics = measure([group(attempt(1.0, *chain([1], [2], broke=("none",))))])
     assert metrics["prefix/breaks/unknown"] == 1
     assert metrics["prefix/lost_tokens"] == 2
+
+
+def test_a_prompt_repeats_unless_the_environment_wants_it():
+    repeated = chain([1, 2], [1, 2], [1, 2], broke=("template", "history"))
+    grew = chain([1], [1, 9, 2], broke=("none",))
+    assert measure([group(attempt(1.0, *repeated), attempt(1.0, *grew))])["prefix/repeated"] == 1 / 3
 
 
 def test_a_first_turn_has_nothing_to_extend():

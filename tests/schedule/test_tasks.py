@@ -21,6 +21,11 @@ def ids(tasks, count):
     return [tasks.draw().task.id for _ in range(count)]
 
 
+def test_how_often_tasks_are_drawn():
+    metrics = order({"a": 10, "b": 2}, {"a": 3.0, "b": 1.0}).metrics(num_draws=40)
+    assert metrics == {"tasks/distinct": 12.0, "tasks/epochs": 5.0}
+
+
 def test_draws_are_numbered_and_know_their_visit():
     tasks = order({"a": 3})
     drawn = [tasks.draw() for _ in range(7)]

@@ -38,9 +38,10 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.machine import record_machine
 from turnwise.runs.screen import Screen
-from turnwise.runs.tracker import JsonLines, Several, Tracker
+from turnwise.runs.tracker import JsonLines, Several, Tracker, read_metrics
 from turnwise.runs.trackers.names import open_trackers
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
+from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
@@ -190,7 +191,7 @@ def open_tracker(
     others = open_trackers(recipe.runs.trackers, tree, recipe.runs.project, folder, after)
     for other in others:
         say(f"{other.name}: {other.where}")
-    return Several([own, *others])
+    return Several([own, *others, Watcher(recipe, read_metrics(folder.metrics))])
 
 
 # ---------------------------------------------------------------- their parts

@@ -19,6 +19,7 @@ from turnwise.cli.parser import parsed
 from turnwise.cli.report import compare_command, report_command
 from turnwise.cli.show import show_command
 from turnwise.cli.terminal import open_screen
+from turnwise.cli.why import why_command
 from turnwise.runs.screen import Screen
 
 if TYPE_CHECKING:
@@ -331,6 +332,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": compare_command,
     "verify": verify_command,
     "cost": cost_command,
+    "why": why_command,
     "play": play_command,
     "serve": serve_command,
     "data": data_command,

@@ -20,6 +20,7 @@ EPILOG = """examples:
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
+  turnwise why runs/quickstart                                 what keeps it from learning, while it runs or afterwards
   turnwise play hops                                           play an environment yourself
   turnwise serve runs/quickstart                               the trained model behind an OpenAI-compatible endpoint
   turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
@@ -156,6 +157,17 @@ def add_inspection_commands(commands: Any) -> None:
     cost = commands.add_parser("cost", help="count and predict what one update of a run costs in each layout")
     cost.add_argument("run", metavar="RUN", help="a run folder; its archive and its last checkpoint are read")
     cost.add_argument("--step", metavar="N", type=int, help="this step of the archive instead of the last")
+
+    why = commands.add_parser(
+        "why",
+        help="say what keeps a run from learning",
+        description="Reads metrics.jsonl and config.json of a run, finished or under way. Of each cause it says what\n"
+        "was seen, what it means and what to try. Exit code 0 if nothing was found, 1 if something was.\n"
+        "See docs/guides/why.md.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    why.add_argument("run", metavar="RUN", help="a run folder; its metrics are read")
+    why.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_model_commands(commands: Any) -> None:

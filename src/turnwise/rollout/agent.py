@@ -40,6 +40,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
         # 2. Check the limits on the very prompt that is sent.
         room = limits.room_for_action(len(prompt.tokens), scene.engine.context)
         if room == 0:
+            running.log.refuse(len(prompt.tokens))
             return Status.too_long if turns else Status.prompt_too_long
 
         # 3. Sample the action.

@@ -8,10 +8,11 @@ from turnwise.envs.base import Reply
 from turnwise.envs.raised import Raised
 from turnwise.rollout.deadline import is_deadline
 from turnwise.rollout.failures import Failures
+from turnwise.runs.describe import PROMPT_TOKENS
 from turnwise.types import Status, Trajectory, Turn
 
 FIRST_PROMPT_TOO_LONG = (
-    "the first prompt does not fit: raise rollout.max_prompt_tokens or rollout.max_trajectory_tokens"
+    "the first prompt does not fit: %sraise rollout.max_prompt_tokens or rollout.max_trajectory_tokens"
 )
 
 
@@ -36,6 +37,8 @@ class AttemptLog:
         self.failure = ""
         self.outcome = 0.0
         self.marks: dict[str, float] = {}
+        self.refused = 0
+        """Tokens of a prompt that did not fit."""
 
     def pay(self, reply: Reply) -> None:
         """Add what a reply pays for the whole attempt, and count the errors the environment survived."""
@@ -43,6 +46,10 @@ class AttemptLog:
         self.marks.update(reply.marks)
         for raised in reply.raised:
             self.failures.note(f"{self.session} went on after an error", raised)
+
+    def refuse(self, prompt_tokens: int) -> None:
+        """Remember the length of a prompt that does not fit; the attempt ends."""
+        self.refused = prompt_tokens
 
     def fail(self, status: Status, how: str, error: BaseException, advice: str = "") -> None:
         """Mark the attempt as one that does not count. Only the first failure becomes the reason."""
@@ -55,10 +62,13 @@ class AttemptLog:
 
     def trajectory(self) -> Trajectory:
         """The attempt as it ended. It has failed if its pay does not add up to a finite number."""
-        turns = tuple(self.turns)
-        failure = FIRST_PROMPT_TOO_LONG if self.status is Status.prompt_too_long else self.failure
+        turns, failure, marks = tuple(self.turns), self.failure, self.marks
+        if self.status is Status.prompt_too_long:
+            length = f"it has {self.refused} tokens; " if self.refused else ""
+            failure = FIRST_PROMPT_TOO_LONG % length
+            marks = {**marks, PROMPT_TOKENS: float(self.refused)} if self.refused else marks
         try:
-            return Trajectory(turns, self.status, self.outcome, self.marks, failure)
+            return Trajectory(turns, self.status, self.outcome, marks, failure)
         except ValueError as error:
             self.fail(Status.failed, "failed", error)
             return Trajectory((), Status.failed, failure=self.failure)

@@ -10,11 +10,15 @@ from itertools import pairwise
 import numpy as np
 
 from turnwise.tokens import extends, lost_tokens
-from turnwise.types import Break, Group, Status, StopReason, Trajectory, turns_of
+from turnwise.types import Break, Group, Status, StopReason, Trajectory, Turn, turns_of
 
 TOOL_ERRORS = re.compile(r"tools/[^/]+/errors")
 """Marks that environments made of tools leave behind an error inside one."""
 STATISTICS = ("mean", "std", "min", "max")
+CONTROL_TOKEN = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</s>|<eos>|<end_of_turn>")
+"""How chat templates spell the tokens that end a turn."""
+PROMPT_TOKENS = "prompt_tokens"
+"""Mark of an attempt whose first prompt did not fit: its length."""
 
 
 def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, success_at: float) -> dict[str, float]:
@@ -28,7 +32,7 @@ def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, s
     groups = [*kept, *dropped]
     attempts = [trajectory for group in groups for trajectory in group.trajectories]
     metrics = _rewards(attempts, success_at)
-    metrics |= _datasets(groups, success_at)
+    metrics |= _datasets(groups, kept, success_at)
     metrics |= _trajectories(attempts)
     metrics["trajectory/failed"] = float(sum(len(group.failed) for group in groups))
     metrics |= _turns(groups)
@@ -38,6 +42,7 @@ def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, s
     metrics["groups/kept"] = float(len(kept))
     metrics["groups/dropped"] = float(len(dropped))
     metrics["groups/zero_variance"] = float(sum(len({t.total for t in group.trajectories}) <= 1 for group in kept))
+    metrics["groups/identical"] = float(sum(map(_is_identical, groups)))
     metrics |= _lag(kept, version)
     metrics |= _tools(groups)
     return metrics | _marks(attempts)
@@ -50,8 +55,8 @@ def _rewards(attempts: Sequence[Trajectory], success_at: float) -> dict[str, flo
     return rewards | {"success": _mean(totals >= success_at)}
 
 
-def _datasets(groups: Sequence[Group], success_at: float) -> dict[str, float]:
-    """Success and reward of each dataset, when there are several."""
+def _datasets(groups: Sequence[Group], kept: Sequence[Group], success_at: float) -> dict[str, float]:
+    """Groups trained on, success and reward of each dataset, when there are several."""
     names = sorted({group.task.dataset for group in groups})
     if len(names) < 2:
         return {}
@@ -62,6 +67,7 @@ def _datasets(groups: Sequence[Group], success_at: float) -> dict[str, float]:
                 f"a dataset cannot be called {name}: reward/{name} is a metric already; rename the dataset"
             )
         totals = [t.total for group in groups if group.task.dataset == name for t in group.trajectories]
+        metrics[f"groups/kept/{name}"] = float(sum(group.task.dataset == name for group in kept))
         metrics[f"success/{name}"] = _mean(total >= success_at for total in totals)
         metrics[f"reward/{name}"] = _mean(totals)
     return metrics
@@ -84,7 +90,19 @@ def _turns(groups: Sequence[Group]) -> dict[str, float]:
         "turn/prompt_tokens": _mean(len(turn.prompt) for turn in turns),
         "turn/faults": _mean(bool(turn.said.fault) for turn in turns),
     }
+    metrics["stop/missed_end"] = _mean(_missed_end(turn) for turn in turns)
     return metrics | {f"stop/{reason}": _mean(turn.stop is reason for turn in turns) for reason in StopReason}
+
+
+def _missed_end(turn: Turn) -> bool:
+    """Whether the model wrote a control token, and sampling went on up to the token limit all the same."""
+    return turn.stop is StopReason.length and CONTROL_TOKEN.search(turn.said.content) is not None
+
+
+def _is_identical(group: Group) -> bool:
+    """Whether all attempts of a group, two at least, sampled the same tokens."""
+    sampled = [[turn.action.tobytes() for turn in trajectory.turns] for trajectory in group.trajectories]
+    return len(sampled) > 1 and all(actions == sampled[0] for actions in sampled)
 
 
 def _prefixes(attempts: Sequence[Trajectory]) -> dict[str, float]:
@@ -95,14 +113,23 @@ def _prefixes(attempts: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "prefix/extended": 1 - len(broken) / len(pairs) if pairs else math.nan,
         "prefix/lost_tokens": float(sum(lost_tokens(turn, before) for before, turn in broken)),
+        "prefix/repeated": _mean(_is_repeated(turn, before) for before, turn in pairs),
         **{f"prefix/breaks/{cause}": float(causes.count(cause)) for cause in Break if cause is not Break.none},
     }
 
 
+def _is_repeated(turn: Turn, before: Turn) -> bool:
+    """Whether a prompt is the one of the turn before once more, although the environment did not ask for that."""
+    return turn.broke is not Break.history and np.array_equal(turn.prompt, before.prompt)
+
+
 def _statuses(groups: Sequence[Group]) -> dict[str, float]:
-    """How many attempts ended in each way, those that do not count included."""
+    """How many attempts ended in each way, those that do not count included, and the longest prompt that did not
+    fit."""
     statuses = [trajectory.status for group in groups for trajectory in (*group.trajectories, *group.failed)]
-    return {f"status/{status}": float(statuses.count(status)) for status in Status}
+    lengths = [t.marks[PROMPT_TOKENS] for group in groups for t in group.failed if PROMPT_TOKENS in t.marks]
+    longest = {"turn/prompt_tokens_refused": max(lengths, default=0.0)}
+    return {f"status/{status}": float(statuses.count(status)) for status in Status} | longest
 
 
 def _failures(groups: Sequence[Group]) -> dict[str, float]:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+
+from turnwise.types import Group
 
 log = logging.getLogger(__name__)
 
 
 class RunStopped(RuntimeError):
     """The run cannot go on; the message says why and what to do."""
+
+
+class NothingKept(RunStopped):
+    """So many groups in a row were dropped that the step was given up."""
+
+    def __init__(self, message: str, dropped: Sequence[Group]) -> None:
+        super().__init__(message)
+        self.dropped = tuple(dropped)
+        """All groups that the step has dropped."""
 
 
 class LearnerLost(RunStopped):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.schedule.shared_failure import MIN_ATTEMPTS, attempts_of, shared_failure, shared_failure_message
-from turnwise.schedule.stopping import RunStopped
+from turnwise.schedule.stopping import NothingKept, RunStopped
 from turnwise.schedule.stream import GroupStream
 from turnwise.types import Group, Status
 
@@ -54,7 +54,8 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
         if in_a_row == limit // 4:
             log.warning("%d groups in a row were dropped; last: %s", in_a_row, why_dropped(group))
         if in_a_row >= limit:
-            raise RunStopped(f"{in_a_row} groups in a row were dropped; last: {why_dropped(group)}")
+            message = f"{in_a_row} groups in a row were dropped; last: {why_dropped(group)}"
+            raise NothingKept(message, dropped)
     return Taken(tuple(kept), tuple(dropped))
 
 

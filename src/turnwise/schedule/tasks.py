@@ -52,6 +52,12 @@ class TaskOrder:
         for _ in range(count):
             self.draw()
 
+    def metrics(self, num_draws: int) -> dict[str, float]:
+        """How many tasks there are, and how often that many draws use each task of the most used dataset."""
+        total = sum(self.weights[name] for name in self.datasets)
+        epochs = [self.weights[name] / total * num_draws / len(tasks) for name, tasks in self.datasets.items()]
+        return {"tasks/distinct": float(sum(map(len, self.datasets.values()))), "tasks/epochs": max(epochs)}
+
     def order(self, name: str, epoch: int) -> np.ndarray:
         if self.orders.get(name, (-1,))[0] != epoch:
             random = np.random.default_rng(seed_of(self.seed, "order", name, epoch))

@@ -178,7 +178,8 @@ async def train(
             progress.updates += settings.updates_per_step
             progress.lag_max = max(progress.lag_max, int(np.nan_to_num(metrics["lag/max"])))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
-            measured = {**metrics, **found.metrics, **timings, **stream.fairness.metrics()}
+            used = tasks.metrics(progress.draws)
+            measured = {**metrics, **found.metrics, **timings, **used, **stream.fairness.metrics()}
             await after(progress, measured, records, stream.waiting())
             refuse_to_go_on(settings, learner, metrics, found)
             slots.release(len(taken.kept))

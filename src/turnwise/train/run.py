@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,16 @@ from turnwise.runs import archive, evaluations, tracker
 from turnwise.runs.archive import Record
 from turnwise.runs.checkpoint import checkpoint_path, prune_checkpoints, read_checkpoint, write_checkpoint
 from turnwise.runs.curve import draw_curve
+from turnwise.runs.describe import describe
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
-from turnwise.schedule.stopping import LearnerLost, RunStopped
+from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.tokens import Tokens
 from turnwise.train.loop import LoopParts, Progress, Waiting, train
 from turnwise.train.state import State
-from turnwise.types import Task
+from turnwise.types import Group, Task
 
 WAITING = "waiting"
 """Folder of a checkpoint with the groups that were made and not trained on yet."""
@@ -101,8 +102,10 @@ class Run:
             await train(self.parts.loop, self.state.progress, self.after, stop, self.waiting)
         except LearnerLost:
             raise
-        except RunStopped:
+        except RunStopped as error:
             self.checkpoint()
+            if isinstance(error, NothingKept):
+                self.log_dropped(error.dropped)
             raise
         finally:
             self.screen.end()
@@ -142,6 +145,13 @@ class Run:
             await self.begin_evaluation(step)
         self.since = self.model_seconds()
         self.screen.show(step, metrics)
+
+    def log_dropped(self, dropped: Sequence[Group]) -> None:
+        """Log what the step was like that the run stopped in, for want of a group to train on. A resume makes it
+        again."""
+        step = self.state.progress.step
+        metrics = describe((), dropped, version=step, success_at=self.recipe.rollout.success_threshold)
+        self.tracker.log(step + 1, metrics)
 
     def finish(self) -> dict[str, Any]:
         """Write summary and curve."""
