@@ -34,7 +34,8 @@ max_turns = 4
 max_prompt_tokens = 150
 max_action_tokens = 6
 max_trajectory_tokens = 160
-turn_seconds = 60
+[rollout.limits]
+call_seconds = 60
 [engine]
 max_num_seqs = 16
 [loss]
@@ -49,8 +50,8 @@ final_tasks = 16
 [sft]
 updates = 4
 batch = 8
-[runs]
-checkpoint_every = 1
+[checkpoints]
+every = 1
 """
 STEPS, GROUPS = 6, 4
 

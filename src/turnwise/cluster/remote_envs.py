@@ -74,7 +74,8 @@ class RemoteEnvironments:
     ) -> None:
         if is_batchable(kind):
             raise ValueError(
-                f"env.actors would keep calls of {kind.__name__} from being put together by its step_many; remove one"
+                f"env.concurrency.actors would keep calls of {kind.__name__} from being put together by its step_many; "
+                "remove one"
             )
         self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
         self.failures = failures or Failures()

@@ -1,4 +1,4 @@
-"""Environments of the user in separate processes: `env.isolated = true` in a recipe.
+"""Environments of the user in separate processes: `env.isolation.enabled = true` in a recipe.
 
 Whatever such code does to its process (os._exit, a signal, an endless loop, all of the memory) then costs one attempt.
 """
@@ -36,9 +36,11 @@ def isolated_class(name: str, found: Any, memory: int, variables: tuple[str, ...
     """A class like `found` that runs each attempt in a process with that many MiB of memory and these environment
     variables besides the usual ones. `name` is its name in the recipe."""
     if issubclass(found, Isolated) or brings_agent(found):
-        raise ValueError(f"env.isolated is ignored: {name} has processes of its own; remove it")
+        raise ValueError(f"env.isolation.enabled is ignored: {name} has processes of its own; remove it")
     if steps_many(found) or closes_many(found):
-        raise ValueError(f"env.isolated keeps calls of {name} from being put together by its step_many; remove one")
+        raise ValueError(
+            f"env.isolation.enabled keeps calls of {name} from being put together by its step_many; remove one"
+        )
 
     def __init__(self: Isolated, **settings: Any) -> None:
         Isolated.__init__(self, settings=settings, memory=memory)

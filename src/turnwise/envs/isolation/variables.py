@@ -1,7 +1,7 @@
 """Environment variables that processes with other people's code get: a short list, none of which is a secret.
 
 An agent or an environment of a library has no use for the keys of clouds and trackers that a person's shell is full of.
-What else it needs a recipe names: `env.variables = ["OPENROUTER_API_KEY"]`.
+What else it needs a recipe names: `env.isolation.variables = ["OPENROUTER_API_KEY"]`.
 """
 
 from __future__ import annotations
@@ -35,4 +35,6 @@ def check_variables(named: Iterable[str]) -> None:
     """ValueError where a recipe names a variable that is not set: who needs it would fail later, and not say why."""
     for name in named:
         if name not in os.environ:
-            raise ValueError(f"env.variables names {name}, which is not set; set it, or remove it from the recipe")
+            raise ValueError(
+                f"env.isolation.variables names {name}, which is not set; set it, or remove it from the recipe"
+            )

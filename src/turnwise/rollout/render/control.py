@@ -29,7 +29,8 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 """Characters that mean nothing to anybody."""
 NO_STAND_INS = "a text has too many private-use characters; control tokens in it could not be told from the template's"
 CANNOT_SPELL = (
-    "this tokenizer cannot write a control token as text; remove it from the text, or set rollout.trust_text = true"
+    "this tokenizer cannot write a control token as text; remove it from the text, or set "
+    "rollout.rendering.trust_text = true"
 )
 
 
