@@ -61,6 +61,17 @@ def test_a_value_of_old_is_named_as_it_is_called_now(path, old, new):
     assert complaint(f"{key}={old}") == f'test: {key} = "{old}" is called "{new}" now; rename it'
 
 
+def test_a_recorded_recipe_shows_a_few_of_many_old_keys():
+    tree = {"env": [{"name": "hops"}], "order": "started", "stale": "x", "gap_limit": 0, "runs": {"project": "a"}}
+    with pytest.raises(ValueError, match="^config.json: ") as caught:
+        parse_recipe(tree, "config.json", is_recorded=True)
+    assert str(caught.value) == (
+        "config.json: order is called schedule.order now, stale is called schedule.stale now, "
+        "gap_limit is called guards.max_logprob_gap now, and 1 more; an earlier version of "
+        "turnwise made this run: use that version, or start a new run with the new names"
+    )
+
+
 def test_a_run_of_an_earlier_version_names_the_new_keys_and_what_to_do(tmp_path):
     """A checksum protects config.json, so that nobody is asked to rename anything in it."""
     recipe = micro_recipe(tmp_path, "steps=1")

@@ -14,6 +14,8 @@ from turnwise.recipe.renamed import new_names, new_values
 from turnwise.recipe.schema import Recipe
 
 FOR_RECORDED = "an earlier version of turnwise made this run: use that version, or start a new run with the new names"
+SHOWN_OF_RECORDED = 3
+"""Old keys that are shown of a recorded run, which has every key of its version: nobody can rename them."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -51,9 +53,17 @@ def parse_recipe(tree: Mapping[str, Any], source: str, *, is_recorded: bool = Fa
         if not renamed:
             return recipe
     if renamed:
-        advice = FOR_RECORDED if is_recorded else "rename it" if len(renamed) == 1 else "rename them"
-        problems.append(f"{', '.join(renamed)}; {advice}")
+        problems.append(say_renamed(renamed, is_recorded))
     raise ValueError(f"{source}: " + "; ".join(problems)) from None
+
+
+def say_renamed(phrases: Sequence[str], is_recorded: bool) -> str:
+    """What is called otherwise now, and what to do."""
+    if not is_recorded:
+        return f"{', '.join(phrases)}; {'rename it' if len(phrases) == 1 else 'rename them'}"
+    more = len(phrases) - SHOWN_OF_RECORDED
+    shown = ", ".join(phrases[:SHOWN_OF_RECORDED])
+    return f"{shown}{f', and {more} more' if more > 0 else ''}; {FOR_RECORDED}"
 
 
 def said_once(problems: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
