@@ -21,7 +21,7 @@ from turnwise.envs.math.env import Math
 from turnwise.envs.search.env import Search
 from turnwise.envs.sql.env import Sql
 from turnwise.learn.losses import LOSSES
-from turnwise.recipe.keys import Key, keys_of, tables_of
+from turnwise.recipe.keys import RecipeKey, keys_of, tables_of
 from turnwise.recipe.section import Choice, Section
 
 HEAD = """# Recipes
@@ -64,7 +64,7 @@ def described(model: type[Section], *, short: bool) -> list[str]:
     return [text.partition(" Open it ")[0] if short else text]
 
 
-def row(key: Key) -> str:
+def row(key: RecipeKey) -> str:
     meaning = " ".join((key.field.description or "").split()).replace("|", "\\|")
     return f"| `{key.name}` | {default_of(key.field)} | {meaning} |"
 

@@ -3,7 +3,7 @@ import runpy
 import tomllib
 
 from support.paths import DOCS, RECIPES
-from turnwise.recipe.keys import Key, keys_of, tables_of
+from turnwise.recipe.keys import RecipeKey, keys_of, tables_of
 from turnwise.recipe.schema import Recipe
 
 MOST = 65
@@ -22,7 +22,7 @@ def written_in(tree, above=""):
                 yield from written_in(entry, f"{path}.")
 
 
-def path_of(key: Key) -> str:
+def path_of(key: RecipeKey) -> str:
     return f"{key.table}.{key.name}" if key.table else key.name
 
 

@@ -205,7 +205,7 @@ def test_commands_that_need_no_environment_run_none(tmp_path, capsys, ran):
     for command in ("verify", "cost", "breaks"):
         main([command, recipe.out])
         assert "--trust" not in capsys.readouterr().err
-    from turnwise.cli.serve import subject_of
+    from turnwise.cli.serve import target_of
 
-    assert subject_of(recipe.out, None, []).version == 2
+    assert target_of(recipe.out, None, []).version == 2
     assert not ran.exists()

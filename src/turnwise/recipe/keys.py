@@ -12,11 +12,11 @@ from turnwise.recipe.section import Choice, Section
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class RecipeKey:
     """One key of a recipe.
 
     Example:
-        Key("rollout", "max_turns", RolloutConfig.model_fields["max_turns"], in_short_list=True)
+        RecipeKey("rollout", "max_turns", RolloutConfig.model_fields["max_turns"], in_short_list=True)
     """
 
     table: str
@@ -37,12 +37,12 @@ def tables_of(section: type[Section] = Recipe, name: str = "") -> Iterator[tuple
             yield from tables_of(inner, f"{name}.{key}" if name else key)
 
 
-def keys_of(section: type[Section] = Recipe) -> Iterator[Key]:
+def keys_of(section: type[Section] = Recipe) -> Iterator[RecipeKey]:
     """All keys of a table and of the tables below it, in order."""
     for table, model in tables_of(section):
         for name, field in model.model_fields.items():
             if table_in(field) is None:
-                yield Key(table, name, field, model.in_short_list is None or name in model.in_short_list)
+                yield RecipeKey(table, name, field, model.in_short_list is None or name in model.in_short_list)
 
 
 def table_in(field: FieldInfo) -> type[Section] | None:
