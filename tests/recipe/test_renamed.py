@@ -44,7 +44,7 @@ def test_several_old_keys_are_one_phrase_beside_other_mistakes():
     found = complaint("runs.checkpoints=3", "runs.project=x", "order=finished", "steps=0")
     assert found.startswith("test: steps: ")
     assert found.endswith(
-        "; runs.checkpoints is called checkpoints.keep now, runs.project is called wandb.project now, "
+        "; runs.checkpoints is called checkpoints.keep now, runs.project is called tracking.project now, "
         "order is called schedule.order now; rename them"
     )
 

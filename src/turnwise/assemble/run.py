@@ -180,7 +180,7 @@ def open_tracker(recipe: Recipe, folder: RunFolder) -> Tracker:
     if "tensorboard" in recipe.trackers:
         trackers.append(TensorBoard(folder.path / "tensorboard"))
     if "wandb" in recipe.trackers:
-        trackers.append(WeightsAndBiases(recipe.wandb.project, folder.path.name, folder.path))
+        trackers.append(WeightsAndBiases(recipe.tracking.project, folder.path.name, folder.path))
     return Several(trackers)
 
 

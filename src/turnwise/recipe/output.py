@@ -28,10 +28,10 @@ class ArchiveConfig(Section):
     """How many of the newest evaluations keep their trajectories, besides the best one."""
 
 
-class WandbConfig(Section):
-    """Weights & Biases. Open it when `trackers` names wandb."""
+class TrackingConfig(Section):
+    """Settings of trackers. Open it when you set `trackers`."""
 
     in_short_list = ()
 
     project: str = "turnwise"
-    """Name of the project that the run appears in."""
+    """Project of the tracker that the run appears in, for instance of wandb."""

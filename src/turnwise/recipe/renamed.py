@@ -57,7 +57,7 @@ RENAMED = {
     "runs.checkpoint_every": "checkpoints.every",
     "runs.checkpoints": "checkpoints.keep",
     "runs.evaluations": "archive.evaluations",
-    "runs.project": "wandb.project",
+    "runs.project": "tracking.project",
     "runs.trackers": "trackers",
     "sft.optimizer.betas": "sft.optimizer.adamw.betas",
     "sft.optimizer.clip_norm": "sft.optimizer.adamw.clip_norm",

@@ -20,7 +20,7 @@ from turnwise.recipe.evaluation import EvaluationConfig
 from turnwise.recipe.model import LoraConfig, ModelConfig
 from turnwise.recipe.objective import CorrectionConfig, DistillConfig, KlConfig
 from turnwise.recipe.optimizer import CriticConfig, OptimizerConfig
-from turnwise.recipe.output import ArchiveConfig, CheckpointsConfig, WandbConfig
+from turnwise.recipe.output import ArchiveConfig, CheckpointsConfig, TrackingConfig
 from turnwise.recipe.rollout import RolloutConfig, SamplingConfig
 from turnwise.recipe.schedule import GuardsConfig, ScheduleConfig
 from turnwise.recipe.section import Choice, Section
@@ -101,8 +101,8 @@ class Recipe(Section):
     """When checkpoints are written, and how many stay."""
     archive: ArchiveConfig = ArchiveConfig()
     """How long recorded trajectories stay."""
-    wandb: WandbConfig = WandbConfig()
-    """Weights & Biases."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Settings of trackers."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the learner and the engines run."""
 
