@@ -307,7 +307,7 @@ def plays_on(trial: Trial, noticed: str, counted: str) -> Seen:
 
 def interrupted_while_blocked(trial: Trial) -> Seen:
     """Two Ctrl-C end a run whose event loop an environment holds up."""
-    process = trial.start("rollout.blocked_seconds=600")
+    process = trial.start("rollout.limits.blocked_seconds=600")
     wait_for(partial(begun, trial), process)
     time.sleep(20.0)  # by now a step has blocked, in the warm start or after it
     process.send_signal(signal.SIGINT)
@@ -396,7 +396,7 @@ def ask(url: str, body: dict[str, object]) -> tuple[int, object]:
 
 FAULTY = "env.0.settings.fault="
 LAGGED = ("max_lag=2", "env.0.settings.pace=0.05")
-SHORT = ("rollout.turn_seconds=3", "rollout.retries=0")
+SHORT = ("rollout.limits.call_seconds=3", "rollout.failures.retries=0")
 
 CELLS = (
     Cell("kill -9", "warm start", partial(killed, after=begun)),
@@ -485,7 +485,7 @@ CELLS = (
         "environment blocks the loop",
         "5 % of steps",
         partial(plays_on, noticed="after blocked_seconds", counted="status/timed_out"),
-        (FAULTY + "blocks", "rollout.blocked_seconds=1", *SHORT),
+        (FAULTY + "blocks", "rollout.limits.blocked_seconds=1", *SHORT),
         same=False,
     ),
     Cell(

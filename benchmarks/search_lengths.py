@@ -41,7 +41,7 @@ LIMITS = Limits(
     max_prompt_tokens=4096,
     max_action_tokens=500,
     max_trajectory_tokens=4596,
-    turn_seconds=300.0,
+    call_seconds=300.0,
     attempt_seconds=3000.0,
 )
 CASES = {"cut": {"topk": 3, "characters": 2000}, "uncut": {"topk": 20, "characters": 1_000_000}}

@@ -31,10 +31,10 @@ SETTINGS = (
     "env.0.settings.pace=0.05",
     "env.0.tasks.count=4096",
     FAULTY + "raises",
-    "rollout.retries=1",
+    "rollout.failures.retries=1",
     "evaluation.every=200",
-    "runs.checkpoint_every=100",
-    "runs.archive_steps=50",
+    "checkpoints.every=100",
+    "archive.steps=50",
 )
 
 

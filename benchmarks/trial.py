@@ -23,8 +23,8 @@ SETTINGS = (
     "env.0.name=faulty:Faulty",
     "env.0.dataset=hops",
     "env.0.tasks.count=1024",
-    "rollout.turn_seconds=60",
-    "runs.checkpoint_every=1",
+    "rollout.limits.call_seconds=60",
+    "checkpoints.every=1",
 )
 """In place of those of the micro recipe."""
 STEPS, GROUPS = 6, 4

@@ -197,9 +197,13 @@ BROKEN = (
     Case("temperature 0.01", ("low_temperature",), ("sampling.temperature=0.01",)),
     Case("pays 0", ("constant_reward",), (f"{ENVIRONMENT}.pays=zero",)),
     Case("pays 1", ("constant_reward",), (f"{ENVIRONMENT}.pays=one",)),
-    Case("zero-variance filter", ("filter",), ("filter.name=zero_variance", f"{ENVIRONMENT}.pays=rarely", "steps=4")),
+    Case(
+        "zero-variance filter", ("filter",), ("filter.name=dynamic_sampling", f"{ENVIRONMENT}.pays=rarely", "steps=4")
+    ),
     Case("max_action_tokens 1", ("token_limit",), ("rollout.max_action_tokens=1",)),
-    Case("max_prompt_tokens 10", ("prompt_too_long",), ("rollout.max_prompt_tokens=10", "dropped_limit=64")),
+    Case(
+        "max_prompt_tokens 10", ("prompt_too_long",), ("rollout.max_prompt_tokens=10", "guards.max_dropped_groups=64")
+    ),
     Case("template of one message", ("not_shown",), model="first"),
     Case("wrong end token", ("no_end",), model="end"),
     Case("3 tasks", ("few_tasks",), (f"{ENVIRONMENT}.fixed=true", "env.0.tasks.count=3", "steps=16")),
@@ -209,7 +213,7 @@ SOUND = (
     Case("warm start", (), model="", more=WARM_START.format(updates=120)),
     Case("three steps", (), ("steps=3",)),
     Case("max_lag 2", (), ("max_lag=2", "steps=12")),
-    Case("5 % fail", (), (f"{ENVIRONMENT}.failing=0.05", "rollout.retries=0", "steps=12")),
+    Case("5 % fail", (), (f"{ENVIRONMENT}.failing=0.05", "rollout.failures.retries=0", "steps=12")),
 )
 SECOND = """
 [[env]]
@@ -222,10 +226,10 @@ MORE = (
     Case(
         "filter and pays 0",
         ("constant_reward", "filter"),
-        ("filter.name=zero_variance", f"{ENVIRONMENT}.pays=zero", "dropped_limit=64"),
+        ("filter.name=dynamic_sampling", f"{ENVIRONMENT}.pays=zero", "guards.max_dropped_groups=64"),
     ),
-    Case("40 % fail", ("failures",), (f"{ENVIRONMENT}.failing=0.4", "rollout.retries=0")),
-    Case("one of two is constant", ("starved_dataset",), ("filter.name=zero_variance",), more=SECOND),
+    Case("40 % fail", ("failures",), (f"{ENVIRONMENT}.failing=0.4", "rollout.failures.retries=0")),
+    Case("one of two is constant", ("starved_dataset",), ("filter.name=dynamic_sampling",), more=SECOND),
     Case("learning rate 0.05", ("learning_rate",), ("optimizer.learning_rate=0.05",)),
     Case("entropy bonus 5", ("entropy_bonus",), ("entropy=5.0",)),
     Case("short conversations", ("conversation_too_long",), ("rollout.max_prompt_tokens=18",)),

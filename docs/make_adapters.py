@@ -78,9 +78,10 @@ attempts do. A fork takes some milliseconds and about a megabyte. A fork that cr
 hangs is killed at the attempt's deadline; all end with the run, however that ends. The processes exchange JSON, never
 code, and exceptions carry their traceback. The environments behind an openenv server run where the server runs.
 
-At most eight forks per core are alive at once, over all such environments of a recipe; `env.max_open` sets another
-limit for one environment. Further attempts wait, and their deadlines have not started. Most forks wait for the model,
-and the engine decodes as many requests together as there are forks, so a machine with spare memory may want more.
+At most eight forks per core are alive at once, over all such environments of a recipe; `env.concurrency.max_open` sets
+another limit for one environment. Further attempts wait, and their deadlines have not started. Most forks wait for the
+model, and the engine decodes as many requests together as there are forks, so a machine with spare memory may want
+more.
 
 ## A trained example
 

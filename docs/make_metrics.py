@@ -14,8 +14,8 @@ a mean over nothing is NaN. Metrics of updates are means over the updates of the
 (`ratio`, `clipped`, `entropy`, `kl`, `distill`) are means under the token weights. `<word>` in a name stands for any
 text; `<kind>` is `sampled` or `greedy`. Metrics marked *e* are also reported for evaluations, as `eval/<kind>/NAME`.
 
-A metric appears only where the recipe computes it: `kl` needs a reference, `critic/*` a critic, `sync/*` an engine with
-its own copy of the weights. This page is made by `python docs/make_metrics.py`.
+A metric appears only where the recipe computes it: `kl` needs a reference, `critic/*` a critic, `weight_check/*` an
+engine with a copy of the weights. This page is made by `python docs/make_metrics.py`.
 """
 
 

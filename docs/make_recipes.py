@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from turnwise.assemble.objective import Variant
+from turnwise.assemble.objective import GIVEN_TO_ESTIMATORS, Variant
 from turnwise.credit.estimators import ESTIMATORS
 from turnwise.credit.filters import FILTERS
 from turnwise.credit.weighting import WEIGHTINGS
@@ -20,57 +21,73 @@ from turnwise.envs.math.env import Math
 from turnwise.envs.search.env import Search
 from turnwise.envs.sql.env import Sql
 from turnwise.learn.losses import LOSSES
-from turnwise.recipe.schema import Recipe
-from turnwise.recipe.section import Choice
+from turnwise.recipe.keys import RecipeKey, keys_of, tables_of
+from turnwise.recipe.section import Choice, Section
 
 HEAD = """# Recipes
 
 A recipe is a TOML file; `key=value` on the command line overrides it (`turnwise train recipe.toml max_lag=2
 optimizer.learning_rate=1e-5 env.0.weight=2`). Unknown keys are refused, and so is a setting that the chosen combination
 would ignore. This page is made by `python docs/make_recipes.py`.
+
+The [short list](#the-short-list) has the {short} keys that a person sets. The other {rest} keys are in
+[tables that you can forget](#tables-that-you-can-forget): their defaults serve nearly every run, and each table says
+when to open it.
+
+## The short list
+"""
+FORGET = """
+## Tables that you can forget
+
+You can forget these tables until the sentence below a heading describes your run. A recipe without a table has all
+defaults of the table.
 """
 
 
-def section(name: str, model: type[BaseModel]) -> list[str]:
-    """A table of the fields of one model, then of the models inside it."""
-    lines = [f"\n## {f'`[{name}]`' if name else 'Top level'}\n", inspect.cleandoc(model.__doc__ or ""), ""]
-    lines += ["| key | default | meaning |", "|---|---|---|"]
-    inner = []
-    for key, field in model.model_fields.items():
-        nested = [c for c in (field.annotation, *getattr(field.annotation, "__args__", ())) if is_section(c)]
-        if nested:
-            inner.append((f"{name}.{key}" if name else key, nested[0]))
-            continue
-        lines.append(f"| `{key}` | {default_of(field)} | {' '.join((field.description or '').split())} |")
-    if len(lines) == 5:
-        lines = lines[:3]
-    for key, nested_model in inner:
-        if nested_model is not Choice:
-            lines += section(key, nested_model)
+def tables(*, short: bool) -> list[str]:
+    """The keys of the short list, or the others, table by table."""
+    lines, names = [], defaultdict(list)
+    for name, model in tables_of():
+        names[model].append(f"`[{name}]`" if name else "Top level")
+    for model in names:
+        keys = [key for key in keys_of(model) if key.table == "" and key.in_short_list is short]
+        if keys:
+            lines += [f"\n### {', '.join(names[model])}\n"]
+            lines += [*described(model, short=short), "", "| key | default | meaning |", "|---|---|---|"]
+            lines += map(row, keys)
     return lines
 
 
-def is_section(candidate: Any) -> bool:
-    return inspect.isclass(candidate) and issubclass(candidate, BaseModel)
+def described(model: type[Section], *, short: bool) -> list[str]:
+    """The docstring of a table. When to open it is said where its other keys are."""
+    text = " ".join(inspect.cleandoc(model.__doc__ or "").split())
+    return [text.partition(" Open it ")[0] if short else text]
 
 
-def default_of(field: Any) -> str:
+def row(key: RecipeKey) -> str:
+    meaning = " ".join((key.field.description or "").split()).replace("|", "\\|")
+    return f"| `{key.name}` | {default_of(key.field)} | {meaning} |"
+
+
+def default_of(field: FieldInfo) -> str:
     if field.default is not PydanticUndefined:
-        return f"`{field.default!r}`".replace("'", '"')
+        return f"`{toml(field.default)}`"
     return "required" if field.default_factory is None else "`{}`"
 
 
-def choices(title: str, variants: Mapping[str, Variant], default: str, extra: str = "") -> list[str]:
-    """A table of the functions a name chooses from, with their own settings."""
-    lines = [f"\n## `[{title}]`\n", f"`name` chooses one; the default is `{default}`. {extra}".strip(), ""]
+def choices(
+    title: str, variants: Mapping[str, Variant], default: str, extra: str = "", given: Collection[str] = ()
+) -> list[str]:
+    """A table of the functions a name chooses from, with their settings: all parameters but the given ones."""
+    lines = [f"\n### `[{title}]`\n", f"`name` chooses one; the default is `{default}`. {extra}".strip(), ""]
     lines += ["| name | settings | what it is |", "|---|---|---|"]
     for name, variant in variants.items():
-        lines.append(f"| `{name}` | {settings_of(variant.function)} | {first_line(variant.function)} |")
+        lines.append(f"| `{name}` | {settings_of(variant.function, given)} | {first_line(variant.function)} |")
     return lines
 
 
-def settings_of(function: Callable[..., Any]) -> str:
-    parameters = inspect.signature(function).parameters.values()
+def settings_of(function: Callable[..., Any], given: Collection[str] = ()) -> str:
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in given]
     own = [
         p for p in parameters if p.kind is p.KEYWORD_ONLY or (p.default is not p.empty and inspect.isclass(function))
     ]
@@ -78,8 +95,13 @@ def settings_of(function: Callable[..., Any]) -> str:
 
 
 def toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return str(list(value))
+    """A value as a recipe writes it; none is what a recipe cannot write."""
+    if isinstance(value, Choice):
+        return f'{{name = "{value.name}"}}'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml, value))}]"
+    if value is None:
+        return "none"
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -88,23 +110,24 @@ def first_line(function: Callable[..., Any]) -> str:
 
 
 def page() -> str:
-    lines = [HEAD, *section("", Recipe)]
+    keys = list(keys_of())
+    num_short = sum(key.in_short_list for key in keys)
     anchor = (
         '`anchor = "engine" | "learner"` says which logprobs a ratio is taken against '
         "([decision 4](../decisions/0004-anchor.md))."
     )
-    lines += choices("credit", ESTIMATORS, "grpo")
+    lines = [HEAD.format(short=num_short, rest=len(keys) - num_short), *tables(short=True)]
+    lines += choices("credit", ESTIMATORS, "grpo", given=GIVEN_TO_ESTIMATORS)
     lines += choices("weighting", WEIGHTINGS, "token_mean")
     lines += choices("loss", LOSSES, "ppo_clip", anchor)
     lines += choices("filter", FILTERS, "keep_all")
-    lines += ["\n## Built-in environments\n", "| name | settings | tasks |", "|---|---|---|"]
+    lines += ["\n### Built-in environments\n", "| name | settings | tasks |", "|---|---|---|"]
     built_in: dict[str, Any] = {"hops": Hops, "guess": Guess, "search": Search, "sql": Sql, "math": Math}
     for name, environment in built_in.items():
         arguments = list(inspect.signature(environment.tasks).parameters.values())[2:]
-        tasks = ", ".join(
-            f"`{p.name} = {list(p.default) if isinstance(p.default, tuple) else p.default}`" for p in arguments
-        )
+        tasks = ", ".join(f"`{p.name} = {toml(p.default)}`" for p in arguments)
         lines.append(f"| `{name}` | {settings_of(environment)} | {tasks} |")
+    lines += [FORGET, *tables(short=False)]
     return "\n".join(lines) + "\n"
 
 

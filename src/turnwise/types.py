@@ -45,7 +45,7 @@ class Status(StrEnum):
     timed_out = "timed_out"
     failed = "failed"
     penalised = "penalised"
-    """Failed or timed out, and counted all the same, by `rollout.on_failure`."""
+    """Failed or timed out, and counted all the same, by `rollout.failures.on_failure`."""
 
     @property
     def counts(self) -> bool:

@@ -27,7 +27,10 @@ def recipe(**changes):
 TAUGHT = {"distill": {"coefficient": 1.0}, "teacher": "."}
 ALONE = {"credit": {"name": "none"}, **TAUGHT}
 REFUSED = [
-    ({"correction": {"truncate": "token"}, "loss": {"name": "ppo_clip", "anchor": "engine"}}, "count the ratio twice"),
+    (
+        {"correction": {"importance_sampling": "token"}, "loss": {"name": "ppo_clip", "anchor": "engine"}},
+        "count the ratio twice",
+    ),
     ({"loss": {"name": "gspo"}}, 'loss gspo needs loss.scope = "turn" or "trajectory"'),
     ({"loss": {"name": "gspo", "scope": "row"}}, 'needs loss.scope = "turn" or "trajectory"'),
     ({"loss": {"name": "ppo_clip", "scope": "turn"}}, "loss.scope: loss ppo_clip takes no such setting"),
@@ -43,7 +46,7 @@ REFUSED = [
         "which a KL charge does not leave",
     ),
     (
-        {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "filter": {"name": "zero_variance"}},
+        {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "filter": {"name": "dynamic_sampling"}},
         "would drop groups that carry signal",
     ),
     ({"kl": {"coefficient": 0.1, "reference": "nowhere"}}, "no model folder at nowhere; set kl.reference"),
@@ -57,24 +60,33 @@ REFUSED = [
     ({"distill": {"coefficient": 1.0, "top_k": 0}, "teacher": "."}, "top_k"),
     ({"distill": {"coefficient": -1.0}, "teacher": "."}, "coefficient"),
     ({"distill": {"coefficient": 1.0, "direction": "both"}, "teacher": "."}, "direction"),
-    ({**TAUGHT, "filter": {"name": "zero_variance"}}, "would drop groups whose tokens the teacher still has something"),
+    (
+        {**TAUGHT, "filter": {"name": "dynamic_sampling"}},
+        "would drop groups whose tokens the teacher still has something",
+    ),
     ({"credit": {"name": "none"}}, "credit none gives nothing to learn by itself; set distill.coefficient"),
-    ({**ALONE, "filter": {"name": "zero_variance"}}, "still carry signal for none"),
+    ({**ALONE, "filter": {"name": "dynamic_sampling"}}, "still carry signal for none"),
     ({**ALONE, "loss": {"name": "ppo_clip", "clip_low": 0.1}}, "[loss] would be ignored"),
     ({**ALONE, "loss": {"name": "reinforce"}}, "[loss] would be ignored"),
-    ({**ALONE, "correction": {"truncate": "token"}}, "[correction] would be ignored"),
+    ({**ALONE, "correction": {"importance_sampling": "token"}}, "[correction] would be ignored"),
     ({**ALONE, "kl": {"coefficient": 0.1, "apply_to": "reward"}}, "credit none looks at no reward"),
-    ({**ALONE, "rollout": {"truncated": "zero"}}, 'rollout.truncated = "zero" would be ignored: credit none'),
     (
-        {"credit": {"name": "distill"}, "teacher": ".", "rollout": {"truncated": "zero"}},
-        'rollout.truncated = "zero" would be ignored: credit distill',
+        {**ALONE, "rollout": {"failures": {"on_truncation": "zero"}}},
+        'rollout.failures.on_truncation = "zero" would be ignored: credit none',
+    ),
+    (
+        {"credit": {"name": "distill"}, "teacher": ".", "rollout": {"failures": {"on_truncation": "zero"}}},
+        'rollout.failures.on_truncation = "zero" would be ignored: credit distill',
     ),
     ({"critic": {"clip": 0.1}}, "credit grpo would ignore the critic"),
-    ({"correction": {"cap": 3.0}}, 'cap is ignored with truncate = "off"'),
-    ({"correction": {"truncate": "token", "scope": "turn"}}, "scope is ignored without"),
+    ({"correction": {"importance_ratio_cap": 3.0}}, 'importance_ratio_cap is ignored with importance_sampling = "off"'),
+    ({"correction": {"importance_sampling": "token", "scope": "turn"}}, "scope is ignored without"),
     ({"correction": {"token_band": [2.0, 0.5]}}, "write two bounds, 0 <= low < high"),
-    ({"rollout": {"on_failure": {"name": "drop", "value": 1.0}}}, "rollout.on_failure.value"),
-    ({"rollout": {"on_failure": {"name": "pray"}}}, "rollout.on_failure.name = 'pray' does not exist"),
+    ({"rollout": {"failures": {"on_failure": {"name": "drop", "value": 1.0}}}}, "rollout.failures.on_failure.value"),
+    (
+        {"rollout": {"failures": {"on_failure": {"name": "pray"}}}},
+        "rollout.failures.on_failure.name = 'pray' does not exist",
+    ),
     ({"entropy": -0.1}, "entropy"),
 ]
 
@@ -91,19 +103,25 @@ FINE = [
     {"loss": {"name": "gspo", "scope": "trajectory"}},
     {"loss": {"name": "gspo", "scope": "turn", "anchor": "learner"}, "groups_per_update": 4},
     {"loss": {"name": "reinforce"}},
-    {"correction": {"truncate": "token"}},
-    {"correction": {"truncate": "sequence", "scope": "turn", "sequence_band": [0.5, 2.0]}, "max_lag": 2},
+    {"correction": {"importance_sampling": "token"}},
+    {"correction": {"importance_sampling": "sequence", "scope": "turn", "sequence_band": [0.5, 2.0]}, "max_lag": 2},
     {"correction": {"token_band": [0.5, 5.0]}, "loss": {"name": "reinforce"}},
     {"kl": {"coefficient": 0.1}},
     {"kl": {"coefficient": 0.1, "apply_to": "reward"}, "credit": {"name": "reinforce_pp"}},
-    {"rollout": {"on_failure": {"name": "pay", "value": -1.0}}},
+    {"rollout": {"failures": {"on_failure": {"name": "pay", "value": -1.0}}}},
     {"entropy": 0.01, "loss": {"name": "dppo", "divergence": "kl"}},
     TAUGHT,
     {**TAUGHT, "distill": {"coefficient": 0.1, "top_k": 64, "direction": "forward"}, "credit": {"name": "distill"}},
-    {**TAUGHT, "loss": {"name": "cispo"}, "correction": {"truncate": "token"}, "max_lag": 1},
+    {**TAUGHT, "loss": {"name": "cispo"}, "correction": {"importance_sampling": "token"}, "max_lag": 1},
     ALONE,
-    {**ALONE, "kl": {"coefficient": 0.1}, "entropy": 0.01, "max_lag": 1, "rollout": {"truncated": "mask"}},
-    {**ALONE, "groups_per_step": 1, "rollout": {"group_size": 1, "min_attempts": 1}},
+    {
+        **ALONE,
+        "kl": {"coefficient": 0.1},
+        "entropy": 0.01,
+        "max_lag": 1,
+        "rollout": {"failures": {"on_truncation": "mask"}},
+    },
+    {**ALONE, "groups_per_step": 1, "rollout": {"group_size": 1, "failures": {"min_attempts": 1}}},
 ]
 
 
@@ -119,7 +137,7 @@ def test_what_means_something_is_taken(changes):
         ({"groups_per_update": 4}, set()),  # anchored on the engine: its logprobs are recorded
         ({"loss": {"name": "ppo_clip", "anchor": "learner"}}, set()),  # the only update is its own old policy
         ({"loss": {"name": "ppo_clip", "anchor": "learner"}, "epochs": 2}, {"old"}),
-        ({"correction": {"truncate": "token"}}, {"old"}),
+        ({"correction": {"importance_sampling": "token"}}, {"old"}),
         ({"kl": {"coefficient": 0.1}}, {"reference"}),
         ({"credit": {"name": "distill"}, "teacher": "."}, {"teacher"}),
         (TAUGHT, {"buckets"}),
@@ -136,7 +154,9 @@ def test_paying_for_failure_comes_before_filters_and_credit():
     group = make_group([1.0, 1.0])
     group = Group(group.task, group.trajectories, (crashed,))
     paying = recipe(
-        rollout={"on_failure": {"name": "pay", "value": 0.0}}, filter={"name": "zero_variance"}, credit={"name": "rloo"}
+        rollout={"failures": {"on_failure": {"name": "pay", "value": 0.0}}},
+        filter={"name": "dynamic_sampling"},
+        credit={"name": "rloo"},
     )
     assert not choices.keep_of(paying)(group)
     settled = choices.failure_of(paying)(group)
@@ -161,9 +181,9 @@ def test_a_charge_in_the_reward_lowers_the_credit_of_what_strayed(name):
 
 
 def test_gap_limits():
-    assert choices.gap_limit_of(recipe()) == 1e-3
-    assert choices.gap_limit_of(recipe(model={"dtype": "bfloat16"})) == 0.1
-    assert choices.gap_limit_of(recipe(gap_limit=0.5)) == 0.5
+    assert choices.max_logprob_gap_of(recipe()) == 1e-3
+    assert choices.max_logprob_gap_of(recipe(model={"dtype": "bfloat16"})) == 0.1
+    assert choices.max_logprob_gap_of(recipe(guards={"max_logprob_gap": 0.5})) == 0.5
 
 
 def test_the_teacher_is_in_the_objective_only_where_a_recipe_says_so():
@@ -252,15 +272,23 @@ def test_a_new_estimator_that_needs_values_trains_a_critic(enter_toy):
 
 
 KL_IN_REWARD = {"kl": {"coefficient": 0.1, "apply_to": "reward"}}
-ONE_ATTEMPT = {"groups_per_step": 1, "rollout": {"group_size": 1, "min_attempts": 1}}
+ONE_ATTEMPT = {"groups_per_step": 1, "rollout": {"group_size": 1, "failures": {"min_attempts": 1}}}
 BY_FACTS = [
     ({"needs": frozenset({"teacher"})}, {}, "credit toy needs teacher = FOLDER"),
     ({}, {"teacher": "."}, "credit toy would ignore the teacher"),
-    ({}, {"filter": {"name": "zero_variance"}}, "still carry signal for toy; use it with grpo or maxrl or rloo"),
-    ({"compares_attempts": True}, ONE_ATTEMPT, "credit toy compares attempts; rollout.min_attempts must be at least 2"),
+    ({}, {"filter": {"name": "dynamic_sampling"}}, "still carry signal for toy; use it with grpo or maxrl or rloo"),
+    (
+        {"compares_attempts": True},
+        ONE_ATTEMPT,
+        "credit toy compares attempts; rollout.failures.min_attempts must be at least 2",
+    ),
     ({}, ONE_ATTEMPT, "a step of one attempt has nothing to compare it with"),
     ({"reads_rewards": False}, KL_IN_REWARD, "credit toy looks at no reward, so that a KL charge"),
-    ({"reads_rewards": False}, {"rollout": {"truncated": "zero"}}, 'looks at no reward; write "train" or "mask"'),
+    (
+        {"reads_rewards": False},
+        {"rollout": {"failures": {"on_truncation": "zero"}}},
+        'looks at no reward; write "train" or "mask"',
+    ),
     ({"takes_negative_totals": False}, KL_IN_REWARD, "credit toy needs totals of 0 or more, which a KL charge"),
     ({"always_zero": True}, {}, "credit toy gives nothing to learn by itself"),
     ({"always_zero": True}, {**TAUGHT, "loss": {"name": "reinforce"}}, "with credit toy the policy loss is zero"),
@@ -278,9 +306,9 @@ def test_the_record_of_a_new_estimator_decides_what_is_refused(enter_toy, facts,
 
 def test_the_record_of_a_new_estimator_decides_what_is_taken(enter_toy):
     enter_toy(compares_attempts=True, zero_for_equal_totals=True)
-    check(toy_recipe(filter={"name": "zero_variance"}))
+    check(toy_recipe(filter={"name": "dynamic_sampling"}))
     with pytest.raises(ValueError, match="use it with grpo or maxrl or rloo or toy"):
-        check(recipe(credit={"name": "reinforce"}, filter={"name": "zero_variance"}))
+        check(recipe(credit={"name": "reinforce"}, filter={"name": "dynamic_sampling"}))
     enter_toy(reads_rewards=False)
     check(toy_recipe(**ONE_ATTEMPT))
     enter_toy(always_zero=True, reads_rewards=False)

@@ -47,7 +47,7 @@ def test_a_run_that_is_stopped_and_resumed_is_one_run_in_each_tracker(tmp_path, 
     import wandb
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped,unused-ignore]
 
-    recipe = micro_recipe(tmp_path, f"runs.trackers={json.dumps(REAL)}", "runs.project=tests", *SMALL)
+    recipe = micro_recipe(tmp_path, f"trackers={json.dumps(REAL)}", "tracking.project=tests", *SMALL)
     wandb.teardown()
     screen = stop_after(recipe, 1)
     folder = RunFolder.open(recipe.out)
@@ -121,7 +121,7 @@ def test_a_tracker_that_breaks_does_not_touch_the_run(tmp_path, broken, caplog, 
     plain = micro_recipe(tmp_path, f"out={tmp_path / 'plain'}", *SMALL)
     train(plain)
     tracked = micro_recipe(
-        tmp_path, f"out={tmp_path / 'tracked'}", "runs.trackers=['wandb']", f"runs.project={how}", *SMALL
+        tmp_path, f"out={tmp_path / 'tracked'}", "trackers=['wandb']", f"tracking.project={how}", *SMALL
     )
     assert train(tracked) is not None
     assert untimed(RunFolder(Path(tracked.out)).metrics) == untimed(RunFolder(Path(plain.out)).metrics)
@@ -135,7 +135,7 @@ def refused(tmp_path, monkeypatch, capsys, tracker):
     """What a start says that is refused; it must not come to the warm start."""
     monkeypatch.setattr(assembly, "starting_model", None)
     out = tmp_path / "run"
-    assert main(["train", str(micro_toml(tmp_path)), f"out={out}", f"runs.trackers=['{tracker}']"]) == 2
+    assert main(["train", str(micro_toml(tmp_path)), f"out={out}", f"trackers=['{tracker}']"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert not out.exists()
     return line

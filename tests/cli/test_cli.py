@@ -35,8 +35,8 @@ def test_mistakes_in_a_recipe_are_one_line_that_says_what_to_do(
     assert "did you mean hops?" in mistake(capsys, "train", recipe, out, "env.0.name=hop")
     assert "windw" in mistake(capsys, "train", recipe, out, "env.0.settings.windw=true")
     assert "is not an override" in mistake(capsys, "train", recipe, "max_lag")
-    assert "zero_variance" in mistake(
-        capsys, "train", recipe, out, "filter.name=zero_variance", "credit.name=reinforce"
+    assert "dynamic_sampling" in mistake(
+        capsys, "train", recipe, out, "filter.name=dynamic_sampling", "credit.name=reinforce"
     )
     assert "no model folder" in mistake(
         capsys, "train", recipe, out, "model.path=nowhere", "model={path='nowhere'}", "sft.updates=0"
@@ -273,7 +273,7 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_resume(tmp_path: Path, num
         recipe,
         f"out={out}",
         "steps=500",
-        "runs.checkpoint_every=400",
+        "checkpoints.every=400",
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     metrics = out / "metrics.jsonl"

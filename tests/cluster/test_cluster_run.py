@@ -14,7 +14,7 @@ FEW = [
     "steps=2",
     "evaluation.every=0",
     "evaluation.final_tasks=4",
-    "runs.checkpoint_every=1",
+    "checkpoints.every=1",
 ]
 
 

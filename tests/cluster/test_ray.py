@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "cluster.cpus=1"]
 MORE = [
     "steps=5",
-    "rollout.turn_seconds=120",
+    "rollout.limits.call_seconds=120",
     "sft.updates=20",
     "entropy=0.01",
     "evaluation.final_tasks=4",
@@ -162,13 +162,13 @@ def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
 
 def test_a_whole_run_with_environments_in_actors_resumes_on_the_cluster_only(cluster, tmp_path):
     """Colocated this time: two places of two CPUs, one on each node, leave none for environments but half of one."""
-    few = ["steps=1", "sft.updates=1", "cluster.placement=colocated", "cluster.cpus=0.5", "env.0.actors=1"]
-    recipe = micro_recipe(tmp_path, *MORE, *few, "runs.checkpoint_every=1")
+    few = ["steps=1", "sft.updates=1", "cluster.placement=colocated", "cluster.cpus=0.5", "env.0.concurrency.actors=1"]
+    recipe = micro_recipe(tmp_path, *MORE, *few, "checkpoints.every=1")
     assert asyncio.run(run.start(recipe, SilentScreen(), asyncio.Event())) is not None
     folder = RunFolder.open(recipe.out)
     here = ["cluster.placement=local", "cluster.cpus=1"]
     (folder.checkpoints / "latest").write_text("step-000000\n")
-    with pytest.raises(ValueError, match=r"env\.actors needs a Ray cluster"):
+    with pytest.raises(ValueError, match=r"env\.concurrency\.actors needs a Ray cluster"):
         asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event(), overrides=here))
     assert asyncio.run(run.resume(folder.path, SilentScreen(), asyncio.Event())) is not None
 

@@ -29,7 +29,7 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
         (["cluster.gpus=1"], 'gpus is ignored with placement = "local"'),
         (["cluster.placement=colocated", "model.device=cuda"], "cluster.gpus = 0 decides"),
         (["cluster.placement=colocated", "cluster.gpus=1", "model.device=cpu"], "cluster.gpus = 1 decides"),
-        (["env.0.actors=2"], "env.actors needs a Ray cluster"),
+        (["env.0.concurrency.actors=2"], "env.concurrency.actors needs a Ray cluster"),
         (["cluster.ranks=0"], "cluster.ranks"),
         (["lora.targets=['q_proj']"], "targets is ignored without a rank"),
     ],
@@ -47,7 +47,7 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
         def step_many(cls, environments, messages):
             return []
 
-    with pytest.raises(ValueError, match=r"Many combines calls in step_many, which env.actors prevents"):
+    with pytest.raises(ValueError, match=r"Many combines calls in step_many, which env.concurrency.actors prevents"):
         RemoteEnvironments(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
 
 

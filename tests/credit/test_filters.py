@@ -61,7 +61,7 @@ def test_only_one_filter_drops_equal_totals():
     groups = [make_group([1.0, 1.0]), make_group([0.0, 1.0])]
     for name, record in FILTERS.items():
         assert [record.function(group) for group in groups] == [not record.drops_equal_totals, True], name
-    assert [name for name, record in FILTERS.items() if record.drops_equal_totals] == ["zero_variance"]
+    assert [name for name, record in FILTERS.items() if record.drops_equal_totals] == ["dynamic_sampling"]
 
 
 @pytest.mark.parametrize("filter_name", FILTERS)
@@ -71,7 +71,7 @@ def test_a_filter_that_would_drop_signal_is_refused(filter_name, credit_name):
 
     tree = {"env": {"name": "hops"}, "filter": {"name": filter_name}, "credit": {"name": credit_name}}
     recipe = parse_recipe(tree, "test.toml")
-    if filter_name == "zero_variance" and credit_name not in ("grpo", "rloo", "maxrl"):
+    if filter_name == "dynamic_sampling" and credit_name not in ("grpo", "rloo", "maxrl"):
         with pytest.raises(
             ValueError, match=f"still carry signal for {credit_name}; use it with grpo or maxrl or rloo"
         ):

@@ -158,7 +158,9 @@ def test_environments_that_hang_do_not_hang_an_evaluation(tmp_path, monkeypatch)
         await hang()
 
     monkeypatch.setattr(Door, "step", never)
-    hasty = parse_recipe(RECIPE.model_dump() | {"rollout": {"turn_seconds": 0.05, "retries": 0}}, "here")
+    hasty = parse_recipe(
+        RECIPE.model_dump() | {"rollout": {"limits": {"call_seconds": 0.05}, "failures": {"retries": 0}}}, "here"
+    )
     own = evaluator(tmp_path, recipe=hasty, stops_when_hopeless=False)
     evaluation = run(own.evaluate(0, TASKS, greedy=True), seconds=10)
     assert evaluation.metrics["eval/greedy/status/timed_out"] == 6

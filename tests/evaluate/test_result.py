@@ -43,7 +43,7 @@ def examine(chosen, attempts=1, success_at=1.0, environment=Told, seen=lambda gr
         says(),
         renderer(),
         Sampling(99),
-        limits(turn_seconds=0.2),
+        limits(call_seconds=0.2),
         seed=0,
         split="heldout/sampled",
         attempts=attempts,

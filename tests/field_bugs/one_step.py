@@ -44,7 +44,7 @@ def parts_of(num_groups: int, *overrides: str) -> LoopParts:
         "env": [{"name": "hops", "tasks": {"count": 2}}],
         "engine": {"max_num_seqs": 2},
         "rollout": {"max_prompt_tokens": 200, "max_trajectory_tokens": 250},
-        "optimizer": {"clip_norm": 1e9},
+        "optimizer": {"adamw": {"clip_norm": 1e9}},
     }
     for override in overrides:
         apply_override(tree, override)

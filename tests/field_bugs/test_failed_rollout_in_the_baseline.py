@@ -48,7 +48,7 @@ def practised(breakdown=None):
         engine=says(speak),
         renderer=renderer(),
         sampling=Sampling(50),
-        limits=limits(turn_seconds=0.1),
+        limits=limits(call_seconds=0.1),
         seed=0,
         split="train",
         attempts=len(attempts),

@@ -57,7 +57,7 @@ def keep_by_turns(group):
 
 
 def test_groups_are_kept_for_their_totals():
-    keep = parts_of(1, "filter.name=zero_variance").stages.keep
+    keep = parts_of(1, "filter.name=dynamic_sampling").stages.keep
     check_groups_that_teach_are_kept(keep)
 
 

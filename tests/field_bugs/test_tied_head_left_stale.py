@@ -31,7 +31,7 @@ STEPS = 4
 
 
 async def let_pass(weight_check, version):
-    return None
+    return {}
 
 
 class Mood:
@@ -83,7 +83,7 @@ class StaleHead(TwoTensors):
         super().load({**weights, "lm_head.weight": self.model.get_output_embeddings().weight.detach()}, version)
 
 
-async def trained(kind, gap_limit, checked):
+async def trained(kind, max_logprob_gap, checked):
     """The steps of a run whose engine has weights of its own, by their gaps between engine and learner."""
     tokenizer = byte_tokenizer()
     model = build_model(tokenizer, hidden=32, layers=1, context=100, seed=0)
@@ -103,8 +103,8 @@ async def trained(kind, gap_limit, checked):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "engine_of", engine_of)
-        recipe = parse_recipe({**RECIPE, "gap_limit": gap_limit}, "test")
-        patch.setattr(building, "refuse_another_model", let_pass)
+        recipe = parse_recipe({**RECIPE, "guards": {"max_logprob_gap": max_logprob_gap}}, "test")
+        patch.setattr(building, "metrics_at_start", let_pass)
         opened = building.run_parts(recipe, environments_for(recipe), model, tokenizer, Path("evaluations"))
         parts = await opened.__aenter__()
     loop = parts.loop if checked else replace(parts.loop, stages=replace(parts.loop.stages, arrived=unchecked))
@@ -122,9 +122,9 @@ async def trained(kind, gap_limit, checked):
     return gaps
 
 
-def check_a_run_goes_through(kind, gap_limit=0.0, checked=False):
+def check_a_run_goes_through(kind, max_logprob_gap=0.0, checked=False):
     """A run is not stopped, because its engine draws with the weights that are trained."""
-    gaps = run(trained(kind, gap_limit, checked))
+    gaps = run(trained(kind, max_logprob_gap, checked))
     assert len(gaps) == STEPS
     return gaps
 
@@ -141,13 +141,13 @@ def test_a_stale_head_is_caught_at_the_first_step_after_the_load():
 
 def test_a_check_of_every_load_catches_it_a_step_earlier():
     with pytest.raises(AssertionError, match="stopped after step 1: the engine's .* after the load of version 1"):
-        check_a_run_goes_through(StaleHead, gap_limit=1e9, checked=True)
+        check_a_run_goes_through(StaleHead, max_logprob_gap=1e9, checked=True)
     assert max(check_a_run_goes_through(TwoTensors, checked=True)) < 1e-5
 
 
 def test_a_stale_head_goes_unnoticed_without_the_check():
     """And drifts further away with every load."""
-    first, *others = check_a_run_goes_through(StaleHead, gap_limit=1e9)
+    first, *others = check_a_run_goes_through(StaleHead, max_logprob_gap=1e9)
     assert first < 1e-5
     assert others == sorted(others)
     assert others[0] > 1e-3

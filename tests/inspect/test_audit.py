@@ -205,17 +205,17 @@ def test_tokens_over_the_limit_are_listed_as_unchecked(run: Path) -> None:
     assert any(line.startswith("logprobs of ") for line in found.unchecked)
 
 
-EVERY = ["runs.checkpoint_every=1", "runs.checkpoints=9"]
+EVERY = ["checkpoints.every=1", "checkpoints.keep=9"]
 SCORED = {
     "critic": [
         "credit.name=gae",
         "critic.optimizer.learning_rate=1e-3",
-        "runs.checkpoint_every=1",
-        "runs.checkpoints=9",
+        "checkpoints.every=1",
+        "checkpoints.keep=9",
     ],
     "reference": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.apply_to=reward"],
     "lag": ["max_lag=1", "steps=4", "loss.anchor=engine"],
-    "adapters": ["lora.rank=4", "runs.checkpoint_every=1"],
+    "adapters": ["lora.rank=4", "checkpoints.every=1"],
 }
 
 

@@ -86,7 +86,7 @@ ANOTHER = {
     "learner": {"loss": {"name": "ppo_clip", "anchor": "learner"}, "groups_per_update": 2},
     "alone": {"loss": {"name": "reinforce"}},
     "sequences": {"loss": {"name": "gspo", "scope": "trajectory", "anchor": "engine"}},
-    "corrected": {"loss": {"name": "ppo_clip"}, "correction": {"truncate": "sequence", "scope": "turn"}},
+    "corrected": {"loss": {"name": "ppo_clip"}, "correction": {"importance_sampling": "sequence", "scope": "turn"}},
     "temperature": {"sampling": {"temperature": 0.7}, "kl": {"coefficient": 0.0}},
 }
 

@@ -110,9 +110,14 @@ def test_a_run_whose_actions_have_one_token(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_a_run_whose_prompts_do_not_fit(tmp_path: Path) -> None:
-    limits = ("rollout.max_prompt_tokens=5", "rollout.max_trajectory_tokens=9", "dropped_limit=8", "sft.updates=0")
+    limits = (
+        "rollout.max_prompt_tokens=5",
+        "rollout.max_trajectory_tokens=9",
+        "guards.max_dropped_groups=8",
+        "sft.updates=0",
+    )
     with pytest.raises(RunStopped):
-        train(micro_recipe(tmp_path, *limits))
+        train(micro_recipe(tmp_path, *limits, "sft.updates=0"))
     (finding,) = diagnose(tmp_path / "run").findings
     assert finding.name == "prompt_too_long"
     assert "rollout.max_prompt_tokens = 5; the longest has" in finding.seen
@@ -121,7 +126,7 @@ def test_a_run_whose_prompts_do_not_fit(tmp_path: Path) -> None:
 def test_a_run_that_kept_no_group(tmp_path: Path) -> None:
     """Hops pays 0 to a model that knows no word."""
     with pytest.raises(RunStopped, match="8 groups in a row were dropped"):
-        train(micro_recipe(tmp_path, "filter.name=zero_variance", "dropped_limit=8", "sft.updates=0"))
+        train(micro_recipe(tmp_path, "filter.name=dynamic_sampling", "guards.max_dropped_groups=8"))
     (last,) = (line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["step"] == 1)
     assert (last["groups/kept"], last["groups/dropped"]) == (0.0, 8.0)
     assert "filter" in [finding.name for finding in diagnose(tmp_path / "run").findings]

@@ -108,12 +108,12 @@ def step(recipe, groups, deal, *, seed=0, updates=1, learning_rate=0.0):
         needs=choices.needs(recipe)
         | ({"old"} if updates > 1 and choices.ratio_of(recipe).anchor == "learner" else set()),
         success_at=1.0,
-        nonfinite_limit=3,
-        dropped_limit=1,
+        max_nonfinite_updates=3,
+        max_dropped_groups=1,
         order="started",
         stale="drop_group",
         patience=60.0,
-        gap_limit=LIMIT,
+        max_logprob_gap=LIMIT,
     )
     metrics, _ = train_step(settings, stages, learner, Taken(tuple(groups), ()), 1)
     gradients = [torch.zeros_like(row) if row.grad is None else row.grad.clone() for row in table.rows]

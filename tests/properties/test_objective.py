@@ -30,7 +30,7 @@ def rests(draw, estimator, loss):
     """What a recipe says beside estimator and loss, and fits them."""
     changes = {
         "weighting": {"name": draw(st.sampled_from(sorted(WEIGHTINGS)))},
-        "rollout": {"truncated": draw(st.sampled_from(["train", "mask", "zero"]))},
+        "rollout": {"failures": {"on_truncation": draw(st.sampled_from(["train", "mask", "zero"]))}},
         "entropy": draw(st.sampled_from([0.0, 0.1])),
         "kl": draw(st.sampled_from([{}, {"coefficient": 0.2, "divergence": "k2"}, {"coefficient": 0.2}])),
     }
@@ -39,9 +39,9 @@ def rests(draw, estimator, loss):
         changes["kl"] = {"coefficient": 0.2, "apply_to": "reward"}
     corrections = [
         {},
-        {"truncate": "token", "cap": 1.1},
-        {"truncate": "sequence", "scope": "turn", "cap": 1.1, "token_band": [0.7, 1.5]},
-        {"truncate": "sequence", "cap": 1.1, "sequence_band": [0.9, 1.2]},
+        {"importance_sampling": "token", "importance_ratio_cap": 1.1},
+        {"importance_sampling": "sequence", "scope": "turn", "importance_ratio_cap": 1.1, "token_band": [0.7, 1.5]},
+        {"importance_sampling": "sequence", "importance_ratio_cap": 1.1, "sequence_band": [0.9, 1.2]},
     ]
     changes["correction"] = draw(st.sampled_from(corrections))
     return recipe_of(estimator, loss, **changes)

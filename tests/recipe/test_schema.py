@@ -9,7 +9,7 @@ from support.making import few, make_group, make_model
 from support.paths import RECIPES
 from turnwise.recipe.arguments import check_arguments, choose, suggest
 from turnwise.recipe.environment import EnvironmentConfig
-from turnwise.recipe.parse import RENAMED, apply_override, load_recipe, parse_recipe
+from turnwise.recipe.parse import apply_override, load_recipe, parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.recipe.section import Choice, Section
 
@@ -114,21 +114,24 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"env": [{"name": "hops"}, {"name": "hops"}]}, 'two environments are called "hops"'),
         ({"groups_per_step": 8, "groups_per_update": 3}, "8 is not a multiple of groups_per_update = 3"),
         (
-            {"engine": {"max_model_len": 10}},
-            "engine.max_model_len = 10 is shorter than rollout.max_trajectory_tokens = 4608",
+            {"engine": {"memory": {"max_model_len": 10}}},
+            "engine.memory.max_model_len = 10 is shorter than rollout.max_trajectory_tokens = 4608",
         ),
         (
             {"max_tokens_per_microbatch": 4000, "layout": "packed"},
             "max_tokens_per_microbatch = 4000 cannot hold a turn of rollout.max_trajectory_tokens = 4608",
         ),
-        ({"rollout": {"group_size": 1}}, "min_attempts = 2 can never be met with group_size = 1"),
+        ({"rollout": {"group_size": 1}}, "failures.min_attempts = 2 can never be met with group_size = 1"),
         ({"rollout": {"max_prompt_tokens": 9, "max_trajectory_tokens": 9}}, "must leave room for an action"),
         ({"model": {"path": "models/x", "hidden": 64}}, "hidden and layers size the tiny model only"),
         ({"sft": {"data": "x.jsonl", "noise": 0.1}}, "noise and demonstrations apply to demonstrating environments"),
-        ({"evaluation": {"overlap": True, "every": 0}}, "evaluation: overlap is ignored with every = 0"),
         (
-            {"evaluation": {"overlap": True, "every": 5}, "steps": 5},
-            "evaluation.overlap is ignored with evaluation.every = 5: no evaluation is due before the last of steps",
+            {"schedule": {"overlap_evaluations": True}, "evaluation": {"every": 0}},
+            "schedule.overlap_evaluations is ignored with evaluation.every = 0",
+        ),
+        (
+            {"schedule": {"overlap_evaluations": True}, "evaluation": {"every": 5}, "steps": 5},
+            "schedule.overlap_evaluations is ignored with evaluation.every = 5: no evaluation is due before the last",
         ),
     ],
 )
@@ -140,14 +143,6 @@ def test_a_mistake_is_one_line_with_key_and_remedy(tree, message):
 
 def test_an_environment_is_needed():
     assert complaint(parse_recipe, {}, "test.toml") == "test.toml: env is missing; add it"
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_a_key_of_old_is_named_as_it_is_called_now(old):
-    tree = {"env": [{"name": "hops"}]}
-    apply_override(tree, f"{old.replace('env.', 'env.0.')}=1")
-    with pytest.raises(ValueError, match=f" is called {RENAMED[old]} now; rename it"):
-        parse_recipe(tree, "test")
 
 
 def test_all_mistakes_are_told_at_once():
@@ -192,7 +187,7 @@ def test_without_a_near_name_all_are_listed():
         ("model.path=models/a=b", lambda r: r.model.path, "models/a=b"),
         ('model.path="7"', lambda r: r.model.path, "7"),
         ("credit.name=rloo", lambda r: r.credit.name, "rloo"),
-        ("runs.trackers=['wandb']", lambda r: r.runs.trackers, ("wandb",)),
+        ("trackers=['wandb']", lambda r: r.trackers, ("wandb",)),
     ],
 )
 def test_an_override_replaces_one_setting(small, override, where, value):

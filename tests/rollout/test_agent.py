@@ -18,7 +18,7 @@ from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, StopReason, Task, Trajectory
 
 DONE = Reply(finished=True, outcome=1.0)
-SHORT = {"turn_seconds": 0.1, "attempt_seconds": 1000.0}
+SHORT = {"call_seconds": 0.1, "attempt_seconds": 1000.0}
 
 
 class Spy(ScriptedEngine):
@@ -411,7 +411,7 @@ def test_each_call_has_its_own_deadline():
         return "hello"
 
     environment = Puppet(slowly, DONE, opening=slowly)
-    made = run(attempted(environment, says(think), turn_seconds=0.35, attempt_seconds=20.0))
+    made = run(attempted(environment, says(think), call_seconds=0.35, attempt_seconds=20.0))
     assert made.status is Status.finished
     assert len(made.turns) == 2
 
@@ -422,7 +422,7 @@ def test_an_attempt_has_a_deadline_over_all_its_turns():
         return Reply(user("on"), reward=1.0)
 
     environment = Puppet(*[slowly] * 100)
-    made = run(attempted(environment, max_turns=100, turn_seconds=5.0, attempt_seconds=0.2))
+    made = run(attempted(environment, max_turns=100, call_seconds=5.0, attempt_seconds=0.2))
     assert made.status is Status.timed_out
     assert 1 <= len(made.turns) < 20
     assert made.total in (len(made.turns), len(made.turns) - 1)  # the last may have been cut short
@@ -494,7 +494,7 @@ def test_failures_are_logged_with_the_attempt_and_the_reason(caplog):
     failed, late = (record.getMessage() for record in caplog.records)
     assert "train/hops/t-1/0/0/0 failed: Odd: the server is down" in failed
     assert "timed out" in late
-    assert "turn_seconds" in late
+    assert "call_seconds" in late
 
 
 def test_a_plain_method_that_raises_stop_iteration_is_a_failed_attempt():

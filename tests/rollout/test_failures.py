@@ -153,11 +153,11 @@ def test_a_time_out_names_the_line_that_was_waited_in(caplog):
         async def step(self, message):
             await asyncio.sleep(3600)  # here it waits
 
-    made = run(attempted(Waits(), turn_seconds=0.1))
+    made = run(attempted(Waits(), call_seconds=0.1))
     assert made.status is Status.timed_out
     [record] = caplog.records
     assert f"test_failures.py:{line_of(__file__, '# here it waits')}" in record.getMessage()
-    assert "raise rollout.turn_seconds" in record.getMessage()
+    assert "raise rollout.limits.call_seconds" in record.getMessage()
     assert made.reason.startswith("TimeoutError at ")
 
 
@@ -216,9 +216,9 @@ def test_threads_that_never_return_have_a_bound(monkeypatch, caplog):
             release.wait()
 
     try:
-        _, group = made_group(Hangs, attempts=3, turn_seconds=0.1)
+        _, group = made_group(Hangs, attempts=3, call_seconds=0.1)
         assert [made.status for made in group.failed] == [Status.timed_out] * 3
-        _, group = made_group(Hangs, attempts=3, turn_seconds=0.1)
+        _, group = made_group(Hangs, attempts=3, call_seconds=0.1)
         assert [made.status for made in group.failed] == [Status.failed] * 3
         assert "3 calls of environments hang" in group.failed[0].failure
     finally:

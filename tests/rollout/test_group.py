@@ -54,7 +54,7 @@ def test_attempts_that_count_are_apart_from_those_that_do_not():
         Puppet(Reply(user("y" * 9000))),
         Puppet(Reply(finished=True, outcome=0.5)),
     ]
-    group = Scene(environments, 7, turn_seconds=0.2, max_turns=2).group()
+    group = Scene(environments, 7, call_seconds=0.2, max_turns=2).group()
     assert group.task is TASK
     assert [t.status for t in group.trajectories] == [
         Status.finished,
@@ -94,7 +94,7 @@ def test_the_same_attempts_meet_the_same_noise():
 @pytest.mark.parametrize("wrong", [RuntimeError("boom"), hang])
 def test_a_retry_has_a_fresh_environment_and_fresh_noise(wrong):
     environments = [Puppet(wrong), Puppet(wrong), Puppet(DONE), Puppet(DONE)]
-    scene = Scene(environments, 1, retries=3, turn_seconds=0.1)
+    scene = Scene(environments, 1, retries=3, call_seconds=0.1)
     group = scene.group()
     assert [t.status for t in group.trajectories] == [Status.finished]
     assert group.failed == ()

@@ -56,7 +56,7 @@ def test_the_record_says_how_large_it_was():
     heard = made.turns[0].heard[0].content
     assert heard.startswith("xxx")
     assert "10000000 bytes" in heard
-    assert "rollout.max_observation_bytes" in heard
+    assert "rollout.limits.max_observation_bytes" in heard
 
 
 def test_an_attempt_may_end_with_a_large_message():

@@ -278,7 +278,7 @@ def test_environments_that_hang_are_counted_and_closed_as_well():
         Puppet(hang, closing=hang if number % 2 else None, opening=hang if number % 3 else None)
         for number in range(ATTEMPTS)
     ]
-    group = run(attempt_maker(environments, turn_seconds=0.1).group(TASK, 0))
+    group = run(attempt_maker(environments, call_seconds=0.1).group(TASK, 0))
     assert group.trajectories == ()
     assert [made.status for made in group.failed] == [Status.timed_out] * ATTEMPTS
     assert [environment.closed for environment in environments] == [1] * ATTEMPTS

@@ -119,7 +119,7 @@ def test_processes_alive_at_once_are_bounded_by_cores(where, tmp_path):
 @pytest.mark.parametrize("where", OPENED)
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_recipe_may_set_the_bound(where, limit, tmp_path):
-    assert made_in(recipe_of(max_open=limit), where, tmp_path) == OPENED[where]
+    assert made_in(recipe_of(concurrency={"max_open": limit}), where, tmp_path) == OPENED[where]
     assert Crowd.most == limit
 
 
@@ -132,7 +132,7 @@ def test_objects_have_a_larger_bound(tmp_path):
 
 def test_entries_that_say_nothing_share_what_the_machine_has():
     entries = [{"name": f"{__name__}:Crowd", "dataset": name} for name in ("a", "b")]
-    own = {"name": f"{__name__}:Crowd", "dataset": "c", "max_open": 3}
+    own = {"name": f"{__name__}:Crowd", "dataset": "c", "concurrency": {"max_open": 3}}
     objects = {"name": f"{__name__}:Object", "dataset": "d"}
     datasets = environments_for(parse_recipe({"env": [*entries, own, objects]}, "here")).datasets
     assert datasets["a"].open_limit is datasets["b"].open_limit
@@ -182,7 +182,7 @@ def test_deadlines_begin_with_the_place():
         await asyncio.sleep(1.0)
         return Reply(finished=True, outcome=1.0)
 
-    attempt_maker = attempt_maker_of(lambda: Puppet(second), OpenLimit(1), 10, turn_seconds=2.0, attempt_seconds=3.0)
+    attempt_maker = attempt_maker_of(lambda: Puppet(second), OpenLimit(1), 10, call_seconds=2.0, attempt_seconds=3.0)
     group = clock.run(attempt_maker.group(Task("t", "hops"), 0))
     assert [made.status for made in group.trajectories] == [Status.finished] * 10
 
@@ -216,7 +216,7 @@ def test_a_cancelled_wait_takes_no_permit():
 
 
 def test_overlapping_validation_leaves_half_of_the_permits(tmp_path):
-    recipe = recipe_of(max_open=4)
+    recipe = recipe_of(concurrency={"max_open": 4})
     beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
     alone, environments = environments_for(recipe), environments_for(beside)
     training, validation = environments.training()["crowd"], environments.validation()["crowd"]
@@ -259,7 +259,7 @@ def test_a_permit_is_released_however_the_attempt_ends():
     async def scene():
         for make in failing * 2:
             own = make if make is maker else EnvironmentMaker(make, maker.open_limit)
-            await attempted(own, turn_seconds=0.5, attempt_seconds=1.0)
+            await attempted(own, call_seconds=0.5, attempt_seconds=1.0)
             assert not maker.open_limit.free.locked()
 
     clock.run(scene())
@@ -299,7 +299,7 @@ def test_batched_calls_do_not_wait_for_attempts_without_a_place(settings, limit)
 
     batches = Batches(Together, rule=rule_of(settings), slots=2, call_seconds=60.0, open_limit=OpenLimit(limit))
     make = batches.wrap(Together, lane_of(settings, validation=False))
-    bounds = limits(turn_seconds=100.0, attempt_seconds=1000.0)
+    bounds = limits(call_seconds=100.0, attempt_seconds=1000.0)
     attempt_maker = AttemptMaker({"hops": make}, says(), renderer(), Sampling(99), bounds, 0, "train", attempts=3)
     tasks = [Task(f"t-{turns}", "hops", {"turns": turns}) for turns in (1, 3, 2, 5)]
 
@@ -323,7 +323,7 @@ def test_the_order_of_opening_changes_no_token_and_no_weight(tmp_path):
     for limit in (1, 4, 1000):
         folder = tmp_path / str(limit)
         folder.mkdir()
-        train(micro_recipe(folder, f"env.0.max_open={limit}", *game, *FEW))
+        train(micro_recipe(folder, f"env.0.concurrency.max_open={limit}", *game, *FEW))
         lines = untimed(folder / "run" / "metrics.jsonl")
         metrics.append([{k: str(v) for k, v in line.items() if not k.startswith("gap/")} for line in lines])
         weights.append((folder / "run" / "checkpoints" / "step-000001" / "model.safetensors").read_bytes())
@@ -333,5 +333,5 @@ def test_the_order_of_opening_changes_no_token_and_no_weight(tmp_path):
 
 
 def test_one_place_is_enough_at_any_lag(tmp_path):
-    beside = ["max_lag=2", "evaluation.overlap=true", "evaluation.every=1", "sft={}", "steps=2"]
-    assert train(micro_recipe(tmp_path, "env.0.max_open=1", *beside, *FEW))["updates"] == 2
+    beside = ["max_lag=2", "schedule.overlap_evaluations=true", "evaluation.every=1", "sft={}", "steps=2"]
+    assert train(micro_recipe(tmp_path, "env.0.concurrency.max_open=1", *beside, *FEW))["updates"] == 2

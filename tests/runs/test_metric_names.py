@@ -67,7 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         "credit.name=gae",
         "kl.coefficient=0.1",
         "loss.anchor=learner",
-        "correction.truncate=token",
+        "correction.importance_sampling=token",
         "evaluation.attempts=2",
         "max_lag=1",
     ]

@@ -18,8 +18,8 @@ from turnwise.types import turns_of
 
 def slow_recipe(folder, out, *overrides):
     common = ("env.0.name=support.slow:Slow", "env.0.dataset=hops", "max_lag=2", "steps=4", "sft.updates=0")
-    exams = ("evaluation.every=0", "evaluation.final_tasks=4")
-    return micro_recipe(folder, *common, *exams, f"out={folder / out}", *overrides)
+    evaluations = ("evaluation.every=0", "evaluation.final_tasks=4")
+    return micro_recipe(folder, *common, *evaluations, f"out={folder / out}", *overrides)
 
 
 def durations(seed):
@@ -64,7 +64,9 @@ def fingerprint(out):
     return untimed(folder.metrics), digest.hexdigest()
 
 
-@pytest.mark.parametrize("overrides", [(), ("order=finished", "stale=mask_turn")], ids=["started", "finished"])
+@pytest.mark.parametrize(
+    "overrides", [(), ("schedule.order=finished", "schedule.stale=mask_turn")], ids=["started", "finished"]
+)
 def test_an_asynchronous_run_replays_bit_for_bit(tmp_path, overrides):
     ends = []
     for out in ("one", "two"):

@@ -71,7 +71,7 @@ def train_typo(folder, *overrides):
 
 
 def test_a_first_evaluation_that_only_fails_stops_the_run(tmp_path, capsys):
-    assert train_typo(tmp_path, "sft={}", "rollout.retries=0", "env.0.max_open=8") == 1
+    assert train_typo(tmp_path, "sft={}", "rollout.failures.retries=0", "env.0.concurrency.max_open=8") == 1
     printed = capsys.readouterr()
     [line] = [line for line in printed.out.splitlines() if "the run stopped" in line]
     place = f"test_shared_failure.py:{line_of('# a typo in step')}"
@@ -87,7 +87,7 @@ def test_a_first_evaluation_that_only_fails_stops_the_run(tmp_path, capsys):
 
 
 def test_demonstrations_that_only_fail_stop_the_run(tmp_path, capsys):
-    assert train_typo(tmp_path, "sft.updates=50", "sft.batch=8", "rollout.retries=0") == 1
+    assert train_typo(tmp_path, "sft.updates=50", "sft.batch=8", "rollout.failures.retries=0") == 1
     printed = capsys.readouterr().out
     assert "attempts of 16 groups in a row failed, for one reason: TypeError at" in printed
     assert Typo.opened < 256 + 64

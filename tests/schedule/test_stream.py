@@ -232,7 +232,7 @@ def test_leaving_the_stream_cancels_attempts_and_closes_environments(how):
         made.append(Puppet(hang))
         return made[-1]
 
-    patient = limits(turn_seconds=1000.0, attempt_seconds=1000.0)
+    patient = limits(call_seconds=1000.0, attempt_seconds=1000.0)
     attempt_maker = AttemptMaker(
         {"hops": make}, says(), renderer(), Sampling(99), patient, seed=0, split="train", attempts=2
     )

@@ -130,7 +130,7 @@ def test_an_environment_that_swallows_its_cancellation_is_left_behind_and_named(
     )
 
     async def work():
-        bounds = {"turn_seconds": 0.2, "grace": 0.2}
+        bounds = {"call_seconds": 0.2, "grace": 0.2}
         return await attempted(puppet, **bounds), await attempted(Puppet(DONE))
 
     before = len(leaving.LEFT)
@@ -144,7 +144,7 @@ def test_an_environment_that_swallows_its_cancellation_is_left_behind_and_named(
 
 def test_a_cancelled_attempt_that_does_not_end_delays_nothing():
     async def work():
-        task = asyncio.create_task(attempted(Puppet(stubborn([True])), turn_seconds=1000.0, grace=0.2))
+        task = asyncio.create_task(attempted(Puppet(stubborn([True])), call_seconds=1000.0, grace=0.2))
         await asyncio.sleep(0.2)
         task.cancel()
         await asyncio.wait([task])
@@ -212,7 +212,7 @@ class Started:
         recipe = folder / "micro.toml"
         recipe.write_text(MICRO)
         env = f"env=[{{name='world:World',settings={{how='{how}',trigger='{self.trigger}'}}}}]"
-        settings = ["sft.updates=0", "steps=100000", "evaluation.every=0", "runs.checkpoint_every=100000", env]
+        settings = ["sft.updates=0", "steps=100000", "evaluation.every=0", "checkpoints.every=100000", env]
         command = [
             sys.executable,
             "-m",
@@ -301,7 +301,7 @@ def test_two_signals_end_the_process_whatever_its_environment_does(tmp_path, how
 
 @pytest.mark.slow
 def test_a_run_that_cannot_be_helped_ends_and_says_where_it_hung(tmp_path):
-    run = Started(tmp_path, "immune", "rollout.blocked_seconds=1")
+    run = Started(tmp_path, "immune", "rollout.limits.blocked_seconds=1")
     run.go_wrong()
     code, said = run.ended()
     assert code == 1
@@ -315,7 +315,9 @@ def test_a_run_that_cannot_be_helped_ends_and_says_where_it_hung(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sleep", "swallow"])
 def test_a_run_goes_on_when_the_hanging_is_over(tmp_path, how):
-    run = Started(tmp_path, how, "rollout.blocked_seconds=1", "rollout.turn_seconds=1", "rollout.retries=0")
+    run = Started(
+        tmp_path, how, "rollout.limits.blocked_seconds=1", "rollout.limits.call_seconds=1", "rollout.failures.retries=0"
+    )
     run.go_wrong()
     run.trigger.unlink()
     steps = run.steps()

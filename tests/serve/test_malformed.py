@@ -15,7 +15,7 @@ from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.public import Public
 
 FINE = {200, 400, 404, 410, 413}
-MANY = {"max_turns": 1 << 30, "turn_seconds": 60.0}
+MANY = {"max_turns": 1 << 30, "call_seconds": 60.0}
 
 
 class Client:

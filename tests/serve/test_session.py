@@ -431,7 +431,7 @@ def test_requests_at_once_do_not_exceed_the_turns():
 )
 def test_failures_of_the_engine_are_failures_of_the_session(script, status, error):
     async def work():
-        session = make_session(says(script, render=hermes()), turn_seconds=0.05)
+        session = make_session(says(script, render=hermes()), call_seconds=0.05)
         with pytest.raises(Refusal) as refusal:
             await heard(session, ask("go"))
         return refusal.value.status, session.broken.exception(), session.turns()

@@ -18,7 +18,7 @@ from turnwise.types import Break, Status, Task
 
 SESSIONS, TURNS = 200, 4
 SECRET = re.compile(r"secret-[0-9a-f]{8}")
-CALM = {"turn_seconds": 60.0, "attempt_seconds": 100.0, "max_turns": TURNS}
+CALM = {"call_seconds": 60.0, "attempt_seconds": 100.0, "max_turns": TURNS}
 
 
 async def echo(prompt, session, seed):

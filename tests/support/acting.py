@@ -68,7 +68,7 @@ def user(text):
 
 def limits(**changes):
     given = {"max_turns": 8, "max_prompt_tokens": 4000, "max_action_tokens": 200, "max_trajectory_tokens": 4200}
-    return Limits(**{**given, "turn_seconds": 5.0, "attempt_seconds": 20.0, **changes})
+    return Limits(**{**given, "call_seconds": 5.0, "attempt_seconds": 20.0, **changes})
 
 
 # ---------------------------------------------------------------- environments and attempts

@@ -26,8 +26,8 @@ COMMON = (
     "sft.updates=0",
     "evaluation.final_tasks=4",
     "evaluation.every=0",
-    "rollout.turn_seconds=0.5",
-    "rollout.retries=0",
+    "rollout.limits.call_seconds=0.5",
+    "rollout.failures.retries=0",
 )
 WORK = """
 import sys; sys.path.insert(0, {tests!r})

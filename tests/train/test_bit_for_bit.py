@@ -26,7 +26,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 
 ALONE = ["engine.max_num_seqs=1", "steps=2", "groups_per_step=2", "rollout.group_size=2", "evaluation.every=1"]
-SMALL = ["evaluation.tasks=2", "evaluation.final_tasks=4", "runs.checkpoint_every=1"]
+SMALL = ["evaluation.tasks=2", "evaluation.final_tasks=4", "checkpoints.every=1"]
 
 QUICK = [(128, 2)]
 """A size at which the tensors of a file do not begin at a multiple of 16 bytes."""

@@ -25,7 +25,7 @@ SMALL = [
     "evaluation.final_tasks=2",
     "evaluation.tasks=2",
     "evaluation.every=2",
-    "runs.checkpoint_every=1",
+    "checkpoints.every=1",
 ]
 
 

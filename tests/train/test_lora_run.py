@@ -20,7 +20,7 @@ FEW = [
     "steps=2",
     "evaluation.final_tasks=4",
     "evaluation.every=0",
-    "runs.checkpoint_every=1",
+    "checkpoints.every=1",
     "sft.updates=1",
 ]
 

@@ -41,10 +41,15 @@ def slow_recipe(folder, out, *overrides):
         "steps=7",
         "evaluation.every=3",
     )
-    heldout = ("evaluation.overlap=true", "evaluation.final_tasks=1", "evaluation.tasks=2", "evaluation.attempts=2")
+    heldout = (
+        "schedule.overlap_evaluations=true",
+        "evaluation.final_tasks=1",
+        "evaluation.tasks=2",
+        "evaluation.attempts=2",
+    )
     sizes = ("groups_per_step=2", "rollout.group_size=2", "rollout.max_turns=2", "rollout.max_action_tokens=3")
     return micro_recipe(
-        folder, *common, *heldout, *sizes, "rollout.turn_seconds=1000", f"out={folder / out}", *overrides
+        folder, *common, *heldout, *sizes, "rollout.limits.call_seconds=1000", f"out={folder / out}", *overrides
     )
 
 
@@ -127,7 +132,7 @@ def test_at_lag_0_neither_training_nor_evaluations_notice_that_they_overlap(tmp_
     that not even rounding differs."""
     common = ("steps=5", "evaluation.tasks=6", "evaluation.attempts=2", "evaluation.final_tasks=4", "sft.updates=0")
     waits = micro_recipe(tmp_path, *common, f"out={tmp_path / 'waits'}")
-    overlaps = micro_recipe(tmp_path, *common, f"out={tmp_path / 'overlaps'}", "evaluation.overlap=true")
+    overlaps = micro_recipe(tmp_path, *common, f"out={tmp_path / 'overlaps'}", "schedule.overlap_evaluations=true")
     train(waits)
     train(overlaps)
     assert [version for version, _ in evaluations(waits.out)] == [0, 0, 2, 4, 5, 5]
@@ -139,7 +144,10 @@ def test_at_lag_0_neither_training_nor_evaluations_notice_that_they_overlap(tmp_
 
 
 def test_training_goes_on_during_an_evaluation(tmp_path):
-    waits, overlaps = slow_recipe(tmp_path, "waits", "evaluation.overlap=false"), slow_recipe(tmp_path, "overlaps")
+    waits, overlaps = (
+        slow_recipe(tmp_path, "waits", "schedule.overlap_evaluations=false"),
+        slow_recipe(tmp_path, "overlaps"),
+    )
     play(waits)
     assert watch.meanwhile == 0
     assert logged(waits.out) == [(3, 3), (6, 6), (7, 7)]
@@ -186,7 +194,7 @@ def test_the_next_evaluation_waits_for_the_one_before(tmp_path):
 def test_the_best_may_be_one_that_was_evaluated_while_others_were_trained(tmp_path):
     """Before training there are 2 sampled attempts and a greedy one; then the 4 of version 3, which alone succeed."""
     watch.paid, watch.opening_seconds = range(3, 7), 40.0
-    recipe = slow_recipe(tmp_path, "run", "runs.checkpoints=1", "runs.checkpoint_every=1", "runs.evaluations=1")
+    recipe = slow_recipe(tmp_path, "run", "checkpoints.keep=1", "checkpoints.every=1", "archive.evaluations=1")
     play(recipe, stop_at=4)
     assert (state(recipe.out)["evaluating"], state(recipe.out)["best_step"]) == (3, None)
     assert checkpoints(recipe.out) == [3, 4]  # version 3 may turn out the best
@@ -205,7 +213,7 @@ def test_a_run_that_was_stopped_has_the_same_evaluations_as_one_that_was_not(tmp
     watch.opening_seconds = 60.0
     whole = slow_recipe(tmp_path, "whole")
     play(whole)
-    parts = slow_recipe(tmp_path, "parts", f"runs.checkpoint_every={checkpoint_every}")
+    parts = slow_recipe(tmp_path, "parts", f"checkpoints.every={checkpoint_every}")
     for stop_at in (3, 5):  # as the evaluation begins, and within it
         play(parts, stop_at)
         assert (state(parts.out)["progress"]["step"], state(parts.out)["evaluating"]) == (stop_at, 3)
@@ -217,7 +225,7 @@ def test_a_run_that_was_stopped_has_the_same_evaluations_as_one_that_was_not(tmp
 def test_a_run_that_was_killed_begins_the_evaluation_again(tmp_path):
     """The second Ctrl-C, in the middle of a step: nothing is written any more."""
     watch.opening_seconds = 60.0
-    whole, killed = slow_recipe(tmp_path, "whole"), slow_recipe(tmp_path, "killed", "runs.checkpoint_every=100")
+    whole, killed = slow_recipe(tmp_path, "whole"), slow_recipe(tmp_path, "killed", "checkpoints.every=100")
     play(whole)
 
     async def cut_short():
@@ -247,7 +255,7 @@ def test_what_an_evaluation_left_is_cut_away_where_it_is_made_again(tmp_path):
 
 
 def test_a_stop_does_not_wait_for_an_evaluation_that_hangs(tmp_path):
-    recipe = slow_recipe(tmp_path, "run", "rollout.attempt_seconds=50000", "rollout.turn_seconds=50000")
+    recipe = slow_recipe(tmp_path, "run", "rollout.limits.attempt_seconds=50000", "rollout.limits.call_seconds=50000")
 
     async def hang_later():
         work = asyncio.create_task(played(recipe, stop_at=5))
@@ -262,7 +270,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_that_hangs(tmp_path):
 
 
 def test_a_run_that_cannot_go_on_gives_its_evaluation_up_and_leaves_a_checkpoint(tmp_path, monkeypatch):
-    recipe = slow_recipe(tmp_path, "run", "nonfinite_limit=1")
+    recipe = slow_recipe(tmp_path, "run", "guards.max_nonfinite_updates=1")
     watch.opening_seconds = 900.0
     sound = losses.LOSSES["ppo_clip"].function
 
@@ -297,7 +305,7 @@ def test_an_error_in_an_evaluation_ends_the_run_and_is_seen(tmp_path, monkeypatc
 
 
 def test_a_checkpoint_that_is_gone_is_asked_for(tmp_path):
-    recipe = slow_recipe(tmp_path, "run", "runs.checkpoint_every=1")
+    recipe = slow_recipe(tmp_path, "run", "checkpoints.every=1")
     watch.opening_seconds = 900.0
     play(recipe, stop_at=4)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")

@@ -85,7 +85,7 @@ def test_every_attempt_of_an_evaluation_is_left_on_disk_with_its_ids_and_its_ver
 
 
 def test_the_newest_evaluations_stay_and_those_of_the_best(tmp_path: Path) -> None:
-    recipe = micro_recipe(tmp_path, "evaluation.every=1", "runs.evaluations=2")
+    recipe = micro_recipe(tmp_path, "evaluation.every=1", "archive.evaluations=2")
     train(recipe)
     folder = RunFolder.open(recipe.out)
     best = latest_checkpoint(folder.checkpoints).state["best_step"]
@@ -251,7 +251,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_p
     text = micro_toml(tmp_path)
     broken = text.read_text().replace('name = "hops"', 'name = "train.test_run:AlwaysRaises"')
     text.write_text(broken.replace("tasks = { count = 64, links = [1, 2] }", "").replace("updates = 4", "updates = 0"))
-    recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "dropped_limit=8"])
+    recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "guards.max_dropped_groups=8"])
     with pytest.raises(RunStopped, match=r"16 attempts of 4 groups in a row failed.*the sandbox is down.*checkpoint"):
         train(recipe)
     assert latest_checkpoint(tmp_path / "run" / "checkpoints").step == 0
@@ -276,7 +276,11 @@ def test_non_finite_updates_stop_the_run_after_a_few_with_a_checkpoint(
 
 def test_a_prompt_longer_than_the_context_is_counted_and_stops_with_advice(tmp_path: Path) -> None:
     recipe = micro_recipe(
-        tmp_path, "rollout.max_prompt_tokens=5", "rollout.max_trajectory_tokens=9", "dropped_limit=8", "sft.updates=0"
+        tmp_path,
+        "rollout.max_prompt_tokens=5",
+        "rollout.max_trajectory_tokens=9",
+        "guards.max_dropped_groups=8",
+        "sft.updates=0",
     )
     with pytest.raises(RunStopped, match="prompt_too_long"):
         train(recipe)
@@ -292,7 +296,9 @@ def test_the_warm_start_is_made_once(tmp_path: Path) -> None:
 
 
 def test_truncated_attempts_can_be_left_out_of_the_loss(tmp_path: Path) -> None:
-    recipe = micro_recipe(tmp_path, "rollout.truncated=mask", "rollout.max_turns=2", "steps=1", "sft.updates=30")
+    recipe = micro_recipe(
+        tmp_path, "rollout.failures.on_truncation=mask", "rollout.max_turns=2", "steps=1", "sft.updates=30"
+    )
     train(recipe)
     seen = 0
     for record in read_step(tmp_path / "run" / "archive" / "step-000001.parquet"):
@@ -313,12 +319,17 @@ OBJECTIVES = {
         "groups_per_update=2",
     ],
     "sequence ratios, sampled": ["loss.name=gspo", "loss.scope=turn", "max_lag=1"],
-    "corrected": ["loss.name=cispo", "loss.anchor=learner", "correction.truncate=sequence", "groups_per_update=2"],
+    "corrected": [
+        "loss.name=cispo",
+        "loss.anchor=learner",
+        "correction.importance_sampling=sequence",
+        "groups_per_update=2",
+    ],
     "near the start": ["kl.coefficient=0.1", "kl.divergence=k2", "entropy=0.01"],
     "charged": ["credit.name=reinforce_pp", "kl.coefficient=0.1", "kl.apply_to=reward"],
     "with a critic": ["credit.name=gae", "credit.lam=0.9", "critic.optimizer.learning_rate=1e-3"],
     "with a critic, by turn": ["credit.name=gae", "credit.unit=turn", "groups_per_update=2", "loss.anchor=learner"],
-    "failures paid": ["rollout.on_failure.name=pay", "rollout.on_failure.value=-1.0"],
+    "failures paid": ["rollout.failures.on_failure.name=pay", "rollout.failures.on_failure.value=-1.0"],
 }
 
 
@@ -377,7 +388,7 @@ def test_on_policy_distillation_draws_near_the_teacher(tmp_path: Path) -> None:
 
 
 def test_an_async_run_that_is_stopped_loses_no_task_and_trains_none_twice(tmp_path: Path) -> None:
-    recipe = micro_recipe(tmp_path, "max_lag=2", "steps=6", "runs.checkpoint_every=1")
+    recipe = micro_recipe(tmp_path, "max_lag=2", "steps=6", "checkpoints.every=1")
 
     async def stop_after(step: int) -> None:
         stop, screen = asyncio.Event(), SilentScreen()
@@ -408,7 +419,7 @@ def test_an_async_run_that_is_stopped_loses_no_task_and_trains_none_twice(tmp_pa
 
 @pytest.mark.parametrize("stale", ["drop_group", "mask_turn"])
 def test_groups_taken_as_they_finish_keep_the_bound_on_lag(tmp_path: Path, stale: str) -> None:
-    recipe = micro_recipe(tmp_path, "max_lag=1", "order=finished", f"stale={stale}", "steps=5")
+    recipe = micro_recipe(tmp_path, "max_lag=1", "schedule.order=finished", f"schedule.stale={stale}", "steps=5")
     train(recipe)
     for line in untimed(RunFolder.open(recipe.out).metrics)[1:]:
         assert line["lag/max"] <= 1 or (stale == "mask_turn" and line["lag/masked_turns"] > 0)

@@ -53,11 +53,11 @@ def test_a_load_that_works_is_found_to(dtype):
 
     start, loaded = run(scene())
     assert start.problem == loaded.problem == ""
-    assert start.metrics["sync/start/moved"] >= 4 * check.limit
-    assert dtype == "bfloat16" or start.metrics["sync/start/moved"] > 0.5  # in float32 it need not be gentle
-    assert loaded.metrics["sync/gap"] <= check.limit
-    assert check.limit == (1e-5 if dtype == "float32" else pytest.approx(4 * start.metrics["sync/start/gap"]))
-    assert loaded.metrics["sync/tokens"] == 32
+    assert start.metrics["weight_check/start/moved"] >= 4 * check.limit
+    assert dtype == "bfloat16" or start.metrics["weight_check/start/moved"] > 0.5  # in float32 it need not be gentle
+    assert loaded.metrics["weight_check/gap"] <= check.limit
+    assert check.limit == (1e-5 if dtype == "float32" else pytest.approx(4 * start.metrics["weight_check/start/gap"]))
+    assert loaded.metrics["weight_check/tokens"] == 32
     after = learner.publish()
     assert max(float((after[name] - before[name]).abs().max()) for name in before) < 1e-5
 
@@ -113,7 +113,7 @@ def test_a_tensor_that_a_later_load_leaves_behind_is_caught_in_float32():
     start, first, _ = run(scene())
     assert start.problem == ""
     assert "after the load of version 1" in first.problem
-    assert first.metrics["sync/moved"] > first.metrics["sync/gap"] > 1e-5
+    assert first.metrics["weight_check/moved"] > first.metrics["weight_check/gap"] > 1e-5
 
 
 def test_the_check_reports_how_far_a_load_moved():
@@ -125,7 +125,7 @@ def test_the_check_reports_how_far_a_load_moved():
         for version, rate in ((1, 0.0), (2, 1e-4), (3, 1e-2)):
             step(learner, rate)
             await engine.load(learner.publish(), version)
-            moved.append((await check.arrived(version)).metrics["sync/moved"])
+            moved.append((await check.arrived(version)).metrics["weight_check/moved"])
         return moved
 
     still, little, much = run(scene())
@@ -202,10 +202,10 @@ def test_a_busy_engine_is_not_waited_for_and_gets_longer_the_next_time():
         return nothing, timeout, await check.arrived(0)
 
     nothing, timeout, compared = run(scene())
-    assert nothing.metrics == {"sync/tokens": 0.0}
+    assert nothing.metrics == {"weight_check/tokens": 0.0}
     assert nothing.problem == ""
     assert timeout == 0.1
-    assert compared.metrics["sync/gap"] <= 1e-5
+    assert compared.metrics["weight_check/gap"] <= 1e-5
 
 
 def test_an_engine_that_fails_probes_stops_the_start_and_not_the_run(monkeypatch):
@@ -231,7 +231,7 @@ def test_an_engine_that_differs_far_into_the_context_only_is_caught_at_the_start
     engine.model.compute = compute
     found = run(check.begin(0))
     assert "after prompts of up to 88 tokens" in found.problem
-    assert found.metrics["sync/start/gap"] < 1e-5 < 1e-4 < found.metrics["sync/start/gap_far"]
+    assert found.metrics["weight_check/start/gap"] < 1e-5 < 1e-4 < found.metrics["weight_check/start/gap_far"]
 
 
 def test_a_limit_that_hides_every_load_is_reported():
@@ -241,18 +241,18 @@ def test_a_limit_that_hides_every_load_is_reported():
     engine = lazy_engine(model, *NAMES, dtype="bfloat16")
     found = run(check_of(engine, learner, "bfloat16", limit=100.0).begin(0))
     assert "so that nobody can tell whether a load arrives; lower weight_check.limit" in found.problem
-    assert found.metrics["sync/start/moved"] < 4 * 100.0
+    assert found.metrics["weight_check/start/moved"] < 4 * 100.0
 
 
 @pytest.mark.parametrize(("share", "problem"), [(0.99, ""), (1.01, "nobody can tell whether a load arrives")])
 def test_a_load_is_visible_only_if_it_moves_logprobs_four_times_the_limit(share, problem):
     """The engine loads everything: all that is unclear is whether anybody would notice if it did not."""
     _, _, check = pair()
-    moved = run(check.begin(0)).metrics["sync/start/moved"]
+    moved = run(check.begin(0)).metrics["weight_check/start/moved"]
     learner = learner_of(model := tiny_model(tied=True))
     result = run(check_of(lazy_engine(model), learner, limit=share * moved / 4).begin(0))
-    assert result.metrics["sync/start/moved"] == pytest.approx(moved)
-    assert max(result.metrics[f"sync/start/gap{part}"] for part in ("", "_far", "_disturbed")) < 1e-4
+    assert result.metrics["weight_check/start/moved"] == pytest.approx(moved)
+    assert max(result.metrics[f"weight_check/start/gap{part}"] for part in ("", "_far", "_disturbed")) < 1e-4
     assert bool(result.problem) == bool(problem)
     assert problem in result.problem
 

@@ -87,7 +87,7 @@ def test_an_engine_that_loads_everything_passes(model):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = begun(model, probes=16)
     assert found.problem == ""
-    assert found.metrics["sync/start/gap_disturbed"] < 2.5 * found.metrics["sync/start/gap"]
+    assert found.metrics["weight_check/start/gap_disturbed"] < 2.5 * found.metrics["weight_check/start/gap"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

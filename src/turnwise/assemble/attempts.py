@@ -21,16 +21,16 @@ def training_attempts(recipe: Recipe, environments: Environments, engine: Engine
         seed=recipe.seed,
         split="train",
         attempts=recipe.rollout.group_size,
-        retries=recipe.rollout.retries,
+        retries=recipe.rollout.failures.retries,
     )
 
 
 def evaluation_attempts(
     recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer, greedy: bool
 ) -> AttemptMaker:
-    e = recipe.evaluation
+    e, s = recipe.evaluation, recipe.evaluation.sampling
     greedily = Sampling(recipe.rollout.max_action_tokens, temperature=0.0)
-    sampled = Sampling(recipe.rollout.max_action_tokens, e.temperature, e.top_p, e.top_k)
+    sampled = Sampling(recipe.rollout.max_action_tokens, s.temperature, s.top_p, s.top_k)
     return AttemptMaker(
         plays=environments.plays,
         environments=environments.validation(),
@@ -41,5 +41,5 @@ def evaluation_attempts(
         seed=recipe.seed,
         split="heldout/greedy" if greedy else "heldout/sampled",
         attempts=1 if greedy else e.attempts,
-        retries=recipe.rollout.retries,
+        retries=recipe.rollout.failures.retries,
     )

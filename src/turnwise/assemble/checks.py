@@ -44,7 +44,7 @@ def check_packages(recipe: Recipe) -> None:
     """Refuse what needs packages that are not installed."""
     if any(agent_of(entry) is not None for entry in recipe.env):
         check_installed()
-    check_trackers(recipe.runs.trackers)
+    check_trackers(recipe.trackers)
     if recipe.cluster.on_ray and importlib.util.find_spec("ray") is None:
         raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
     if recipe.lora.rank and importlib.util.find_spec("peft") is None:
@@ -66,7 +66,9 @@ def check_packages(recipe: Recipe) -> None:
 def check_gpus(recipe: Recipe) -> None:
     """Refuse settings of GPUs where there is none."""
     vllm = recipe.engine.vllm
-    if device_of(recipe) != "cuda" and (gpus := {"transfer", "memory", "tensor_parallel"} & set(vllm.changed)):
+    if device_of(recipe) != "cuda" and (
+        gpus := {"transfer", "gpu_memory_utilization", "tensor_parallel_size"} & set(vllm.changed)
+    ):
         raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(vllm, min(gpus))!r} needs a GPU; remove it")
 
 

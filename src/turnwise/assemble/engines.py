@@ -35,7 +35,7 @@ from turnwise.weights.vllm_native import NativeTransfer
 
 def context_of(recipe: Recipe) -> int:
     """Tokens that prompt and action may have together."""
-    return recipe.engine.max_model_len or recipe.rollout.max_trajectory_tokens
+    return recipe.engine.memory.max_model_len or recipe.rollout.max_trajectory_tokens
 
 
 def cluster_engine(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, version: int, site: Site) -> Engine:
@@ -110,9 +110,9 @@ def slot_model_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: 
         decode=renderer.decode,
         dtype=DTYPES[recipe.model.dtype],
         version=version,
-        cache=recipe.engine.kv_cache,
-        keep_cache=recipe.engine.keep_cache,
-        pass_tokens=recipe.engine.max_num_batched_tokens,
+        cache=recipe.engine.memory.kv_cache,
+        keep_cache=recipe.engine.memory.keep_cache,
+        pass_tokens=recipe.engine.memory.max_num_batched_tokens,
     )
 
 
@@ -129,11 +129,11 @@ def vllm_engine(
         dtype=recipe.model.dtype,
         device=device,
         threads=torch.get_num_threads(),
-        cache=engine.kv_cache,
-        pass_tokens=engine.max_num_batched_tokens,
-        memory=vllm.memory,
-        eager=device == "cpu" if vllm.eager == "auto" else vllm.eager,
-        tensor_parallel=vllm.tensor_parallel,
+        cache=engine.memory.kv_cache,
+        pass_tokens=engine.memory.max_num_batched_tokens,
+        memory=vllm.gpu_memory_utilization,
+        eager=device == "cpu" if vllm.enforce_eager == "auto" else vllm.enforce_eager,
+        tensor_parallel=vllm.tensor_parallel_size,
         transfer=vllm.transfer,
     )
     save = partial(save_policy, model, renderer.tokenizer)
@@ -147,7 +147,7 @@ def vllm_engine(
         end_tokens=renderer.end_tokens,
         tensors=weights,
         version=version,
-        keep_cache=engine.keep_cache,
+        keep_cache=engine.memory.keep_cache,
         first_weights=weights if vllm.server else None,
     )
 

@@ -65,10 +65,12 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
 
 def kind_of(entry: EnvironmentConfig) -> Any:
     """The class that an entry of a recipe means, isolated where it says so."""
-    found = environment_class(entry.name, entry.variables)
-    if not entry.isolated:
+    found = environment_class(entry.name, entry.isolation.variables)
+    if not entry.isolation.enabled:
         return found
-    return isolated_class(BUILT_IN.get(entry.name, entry.name), found, entry.memory, entry.variables)
+    return isolated_class(
+        BUILT_IN.get(entry.name, entry.name), found, entry.isolation.memory, entry.isolation.variables
+    )
 
 
 def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
@@ -82,10 +84,11 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
             )
         if reads_calls(found) and recipe.rollout.tools == "none":
             raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
-        check_variables(entry.variables)
-        if entry.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
+        check_variables(entry.isolation.variables)
+        if entry.isolation.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
             raise ValueError(
-                f"env.variables would be ignored: {entry.name} runs in the run's own process, which has them; remove it"
+                f"env.isolation.variables would be ignored: {entry.name} runs in the run's own process, which has "
+                "them; remove it"
             )
         settings = check_arguments(entry.name, "env.settings", found, entry.settings)
         check_settings(found, settings)
@@ -103,7 +106,7 @@ def agent_of(entry: EnvironmentConfig) -> Agent | None:
     acts in it directly."""
     found = kind_of(entry)
     if not brings_agent(found):
-        return find_agent(entry.agent, entry.variables) if entry.agent else None
+        return find_agent(entry.agent, entry.isolation.variables) if entry.agent else None
     if entry.agent:
         raise ValueError(f'env.agent = "{entry.agent}" would be ignored: {entry.name} plays itself; remove it')
     settings = check_arguments(entry.name, "env.settings", found, entry.settings)
@@ -116,9 +119,9 @@ def open_limits_of(recipe: Recipe) -> dict[str, OpenLimit]:
     shared: dict[int, OpenLimit] = {}
     open_limits = {}
     for entry in recipe.env:
-        limit = entry.max_open or (entry.max_concurrent_agents if entry.is_driven else 0)
-        usual = default_open_limit(kind_of(entry), entry.actors or None)
-        is_shared = not limit and not entry.actors
+        limit = entry.concurrency.max_open or (entry.concurrency.max_concurrent_agents if entry.is_driven else 0)
+        usual = default_open_limit(kind_of(entry), entry.concurrency.actors or None)
+        is_shared = not limit and not entry.concurrency.actors
         open_limits[entry.label] = (
             shared.setdefault(usual, OpenLimit(usual)) if is_shared else OpenLimit(limit or usual)
         )
@@ -143,20 +146,22 @@ def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
             open_limit=open_limits[entry.label],
             training=lane_of(entry.batching, validation=False),
             validation=lane_of(entry.batching, validation=True),
-            play=None if agent is None else Driver(agent, endpoint, asyncio.Semaphore(entry.max_concurrent_agents)),
+            play=None
+            if agent is None
+            else Driver(agent, endpoint, asyncio.Semaphore(entry.concurrency.max_concurrent_agents)),
         )
-    return Environments(datasets, failures, validation_overlaps=recipe.evaluation.overlap)
+    return Environments(datasets, failures, validation_overlaps=recipe.schedule.overlap_evaluations)
 
 
 def host_of(recipe: Recipe, entry: EnvironmentConfig, open_limit: OpenLimit, failures: Failures) -> EnvironmentHost:
     """What puts calls of an entry's environments together, for training and validation alike, or has them live in other
     processes."""
     kind = kind_of(entry)
-    if entry.actors:
+    if entry.concurrency.actors:
         return RemoteEnvironments(
-            kind, actors=entry.actors, cluster=recipe.cluster, open_limit=open_limit, failures=failures
+            kind, actors=entry.concurrency.actors, cluster=recipe.cluster, open_limit=open_limit, failures=failures
         )
-    rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.turn_seconds
+    rule, slots, seconds = rule_of(entry.batching), entry.batching.slots, recipe.rollout.limits.call_seconds
     return Batches(kind, rule=rule, slots=slots, call_seconds=seconds, open_limit=open_limit, failures=failures)
 
 

@@ -65,7 +65,7 @@ async def evaluate_target(
             folder,
             success_at=recipe.rollout.success_threshold,
             decode=model.renderer.decode,
-            stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
+            stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
         )
         try:
             for greedy in (False, True):

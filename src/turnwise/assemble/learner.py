@@ -146,7 +146,9 @@ def learner_of(
 
 
 def stepping(optimizer: OptimizerConfig, updates: int) -> tuple[OptimizerSettings, Schedule]:
-    settings = OptimizerSettings(optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.clip_norm)
+    settings = OptimizerSettings(
+        optimizer.learning_rate, optimizer.adamw.betas, optimizer.weight_decay, optimizer.adamw.clip_norm
+    )
     return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
 
 
@@ -176,7 +178,7 @@ def how_computed(recipe: Recipe, model: CausalLM) -> dict[str, Any]:
         "dtype": DTYPES[recipe.model.dtype],
         "layout": LAYOUTS[recipe.layout],
         "longest": longest,
-        "checkpointing": recipe.model.checkpointing,
+        "checkpointing": recipe.model.gradient_checkpointing,
     }
 
 

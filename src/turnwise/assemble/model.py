@@ -70,7 +70,7 @@ def renderer_of(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> Re
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = [named] if isinstance(named, int) else named or []
     rollout = recipe.rollout
-    return Renderer(tokenizer, rollout.history, rollout.tools, ends, trust_text=rollout.trust_text)
+    return Renderer(tokenizer, rollout.history, rollout.tools, ends, trust_text=rollout.rendering.trust_text)
 
 
 def limits(recipe: Recipe) -> Limits:
@@ -80,9 +80,9 @@ def limits(recipe: Recipe) -> Limits:
         r.max_prompt_tokens,
         r.max_action_tokens,
         r.max_trajectory_tokens,
-        r.turn_seconds,
-        r.attempt_seconds,
-        r.max_observation_bytes,
+        r.limits.call_seconds,
+        r.limits.attempt_seconds,
+        r.limits.max_observation_bytes,
     )
 
 

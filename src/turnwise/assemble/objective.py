@@ -32,6 +32,8 @@ from turnwise.recipe.section import Choice
 from turnwise.types import Group
 
 GAP_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+GIVEN_TO_ESTIMATORS = ("groups", "scores", "kl")
+"""Parameters of estimators that are no settings of [credit]: kl is the coefficient of [kl]."""
 
 
 class Variant(Protocol):
@@ -65,7 +67,11 @@ def check(recipe: Recipe) -> None:
 
 def check_credit(recipe: Recipe) -> None:
     """Refuse settings that the estimator cannot use, or has too few attempts for."""
-    name, estimator, truncated = recipe.credit.name, ESTIMATORS[recipe.credit.name], recipe.rollout.truncated
+    name, estimator, truncated = (
+        recipe.credit.name,
+        ESTIMATORS[recipe.credit.name],
+        recipe.rollout.failures.on_truncation,
+    )
     estimator.function([], {}, **estimator_arguments(recipe))  # refuses settings out of range
     if recipe.critic.changed and "values" not in estimator.needs:
         with_critic = " or ".join(names_of(lambda other: "values" in other.needs))
@@ -73,10 +79,11 @@ def check_credit(recipe: Recipe) -> None:
     if not estimator.reads_rewards and TRUNCATIONS[truncated].changes_rewards:
         others = " or ".join(f'"{other}"' for other, record in TRUNCATIONS.items() if not record.changes_rewards)
         raise ValueError(
-            f'rollout.truncated = "{truncated}" would be ignored: credit {name} looks at no reward; write {others}'
+            f'rollout.failures.on_truncation = "{truncated}" would be ignored: credit {name} looks at no reward; '
+            f"write {others}"
         )
-    if estimator.compares_attempts and recipe.rollout.min_attempts < 2:
-        raise ValueError(f"credit {name} compares attempts; rollout.min_attempts must be at least 2")
+    if estimator.compares_attempts and recipe.rollout.failures.min_attempts < 2:
+        raise ValueError(f"credit {name} compares attempts; rollout.failures.min_attempts must be at least 2")
     compares_groups = estimator.reads_rewards and not estimator.compares_attempts
     if compares_groups and recipe.groups_per_step * recipe.rollout.group_size < 2:
         raise ValueError(
@@ -158,8 +165,8 @@ def arguments_of(kind: str, choice: Choice, variants: Mapping[str, Variant], sup
 
 def failure_of(recipe: Recipe) -> Callable[[Group], Group]:
     """What happens to attempts that failed for good."""
-    choice = recipe.rollout.on_failure
-    arguments = arguments_of("rollout.on_failure", choice, ON_FAILURE, ("group",))
+    choice = recipe.rollout.failures.on_failure
+    arguments = arguments_of("rollout.failures.on_failure", choice, ON_FAILURE, ("group",))
     return partial(ON_FAILURE[choice.name].function, **arguments)
 
 
@@ -174,22 +181,24 @@ def keep_of(recipe: Recipe) -> Callable[[Group], bool]:
             f"use it with {' or '.join(fitting)}, or remove it"
         )
     is_worth_it = partial(chosen.function, **arguments)
-    pay = TRUNCATIONS[recipe.rollout.truncated].pay
-    return lambda group: len(group.trajectories) >= recipe.rollout.min_attempts and is_worth_it(pay([group])[0])
+    pay = TRUNCATIONS[recipe.rollout.failures.on_truncation].pay
+    return lambda group: (
+        len(group.trajectories) >= recipe.rollout.failures.min_attempts and is_worth_it(pay([group])[0])
+    )
 
 
 # ---------------------------------------------------------------- credit and token weights
 
 
 def estimator_arguments(recipe: Recipe) -> dict[str, Any]:
-    return arguments_of("credit", recipe.credit, ESTIMATORS, ("groups", "scores", "kl"))
+    return arguments_of("credit", recipe.credit, ESTIMATORS, GIVEN_TO_ESTIMATORS)
 
 
 def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
     """Credit of a step's groups, given scores."""
     arguments, estimator = estimator_arguments(recipe), ESTIMATORS[recipe.credit.name]
     estimate = partial(estimator.function, **arguments)
-    pay, kl = TRUNCATIONS[recipe.rollout.truncated].pay, recipe.kl.coefficient
+    pay, kl = TRUNCATIONS[recipe.rollout.failures.on_truncation].pay, recipe.kl.coefficient
     if not charges_kl(recipe):
         return lambda groups, scores: estimate(pay(groups), scores)
     if estimator.by_token:
@@ -204,7 +213,10 @@ def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
         return None
     taken = inspect.signature(targets).parameters
     arguments = {name: value for name, value in estimator_arguments(recipe).items() if name in taken}
-    pay, kl = TRUNCATIONS[recipe.rollout.truncated].pay, recipe.kl.coefficient if charges_kl(recipe) else 0.0
+    pay, kl = (
+        TRUNCATIONS[recipe.rollout.failures.on_truncation].pay,
+        recipe.kl.coefficient if charges_kl(recipe) else 0.0,
+    )
     return lambda groups, scores: targets(pay(groups), scores, kl=kl, **arguments)
 
 
@@ -212,7 +224,7 @@ def weighting_of(recipe: Recipe) -> WeighTokens:
     """The token weights of a mini-batch's groups."""
     arguments = arguments_of("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     weigh = partial(WEIGHTINGS[recipe.weighting.name].function, **arguments)
-    return TRUNCATIONS[recipe.rollout.truncated].weigh(weigh)
+    return TRUNCATIONS[recipe.rollout.failures.on_truncation].weigh(weigh)
 
 
 def correct_of(recipe: Recipe) -> Correct:
@@ -285,5 +297,5 @@ def objective_of(recipe: Recipe) -> Objective:
     )
 
 
-def gap_limit_of(recipe: Recipe) -> float:
-    return recipe.gap_limit or GAP_LIMITS[recipe.model.dtype]
+def max_logprob_gap_of(recipe: Recipe) -> float:
+    return recipe.guards.max_logprob_gap or GAP_LIMITS[recipe.model.dtype]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ async def resuming(
         checkpoint = latest_checkpoint(folder.checkpoints)
         if checkpoint is not None:
             folder.check_reference(keeps_start(recipe))
-        setback.cut_back(folder, checkpoint, recipe.runs.checkpoint_every)
+        setback.cut_back(folder, checkpoint, recipe.checkpoints.every)
         if checkpoint is None:
             opened = started(recipe, folder, screen, stop, workers)
         else:
@@ -188,7 +188,7 @@ def open_tracker(
 ) -> Tracker:
     """metrics.jsonl and the trackers of the recipe, which a resume has go on after a step."""
     own, tree = JsonLines(folder.metrics), recipe.model_dump(mode="json")
-    others = open_trackers(recipe.runs.trackers, tree, recipe.runs.project, folder, after)
+    others = open_trackers(recipe.trackers, tree, recipe.tracking.project, folder, after)
     for other in others:
         say(f"{other.name}: {other.where}")
     return Several([own, *others, Watcher(recipe, read_metrics(folder.metrics))])
@@ -225,7 +225,7 @@ async def run_parts(
             engine = cluster_engine(recipe, model, tokenizer, step, site)
         await stack.enter_async_context(opened(engine))
         evaluation_engine = engine
-        if recipe.evaluation.overlap:
+        if recipe.schedule.overlap_evaluations:
             evaluation_engine = evaluation_engine_of(recipe, plain, renderer, step, workers)
             await stack.enter_async_context(opened(evaluation_engine))
         evaluator = Evaluator(
@@ -234,23 +234,29 @@ async def run_parts(
             evaluations,
             success_at=recipe.rollout.success_threshold,
             decode=renderer.decode,
-            stops_when_hopeless=not ON_FAILURE[recipe.rollout.on_failure.name].counts_failures,
+            stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
         )
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:
             learner.restore(checkpoint.path)
             if recipe.lora.rank:  # the engine was made with the model as it is without them
                 await engine.load(learner.publish(), step)
-        run = workers("learner") if recipe.max_lag or recipe.evaluation.overlap else inline
+        run = workers("learner") if recipe.max_lag or recipe.schedule.overlap_evaluations else inline
         lay_out = layout_of(recipe, model)
         plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
-        await refuse_another_model(weight_check, step)
+        start_metrics = await metrics_at_start(weight_check, step)
         attempts = training_attempts(recipe, environments, engine, renderer)
         stages = stages_of(recipe, attempts, plan, run, weight_check)
         order = task_order(recipe, environments.tasks("train"))
         loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
-        yield RunParts(loop=loop, evaluator=evaluator, environments=environments, tokenizer=tokenizer)
+        yield RunParts(
+            loop=loop,
+            evaluator=evaluator,
+            environments=environments,
+            tokenizer=tokenizer,
+            start_metrics=start_metrics,
+        )
 
 
 @asynccontextmanager
@@ -308,15 +314,17 @@ def stages_of(recipe: Recipe, attempts: AttemptMaker, plan: Plans, run: Worker, 
     )
 
 
-async def refuse_another_model(weight_check: WeightCheck, version: int) -> None:
-    """Stop before anything is trained where the engine does not compute what the learner does."""
+async def metrics_at_start(weight_check: WeightCheck, version: int) -> Mapping[str, float]:
+    """What the weight check measures before anything is trained. RunStopped where the engine does not compute what the
+    learner does."""
     if (found := await weight_check.begin(version)).problem:
         raise RunStopped(found.problem)
+    return found.metrics
 
 
 def without_adapters(recipe: Recipe, model: CausalLM) -> CausalLM:
     """The model that engines make copies of: another one where the learner is about to put adapters into it."""
-    shares = recipe.engine_shares_weights and not recipe.evaluation.overlap
+    shares = recipe.engine_shares_weights and not recipe.schedule.overlap_evaluations
     if not recipe.lora.rank or recipe.cluster.is_spread or shares:
         return model
     policy_of(recipe, model)  # which makes it ready for an engine
@@ -333,10 +341,10 @@ def settings_of(recipe: Recipe) -> Settings:
         anchor=objective.ratio_of(recipe).anchor,
         needs=objective.needs(recipe),
         success_at=recipe.rollout.success_threshold,
-        nonfinite_limit=recipe.nonfinite_limit,
-        dropped_limit=recipe.dropped_limit,
-        order=recipe.order,
-        stale=recipe.stale,
-        patience=recipe.stall_warning_seconds,
-        gap_limit=objective.gap_limit_of(recipe),
+        max_nonfinite_updates=recipe.guards.max_nonfinite_updates,
+        max_dropped_groups=recipe.guards.max_dropped_groups,
+        order=recipe.schedule.order,
+        stale=recipe.schedule.stale,
+        patience=recipe.schedule.stall_warning_seconds,
+        max_logprob_gap=objective.max_logprob_gap_of(recipe),
     )

@@ -46,7 +46,7 @@ def train_command(chosen: argparse.Namespace) -> int:
         if chosen.trust != "ask":
             raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
         recipe = recipe_of(chosen.recipe, chosen.overrides)
-        folder, blocked_seconds = Path(recipe.out), recipe.rollout.blocked_seconds
+        folder, blocked_seconds = Path(recipe.out), recipe.rollout.limits.blocked_seconds
         ready = partial(training, recipe, screen)
 
     async def work(stop: asyncio.Event) -> Summary:
@@ -66,11 +66,12 @@ def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
 
 def blocked_seconds_in(folder: Path) -> float:
     """What the recipe of a run says, before the run itself is opened."""
-    from turnwise.recipe.rollout import RolloutConfig
+    from turnwise.recipe.rollout import RolloutLimitsConfig
     from turnwise.runs.folder import RunFolder
 
-    written = RunFolder.open(folder).read_config().get("rollout") or {}
-    return float(written.get("blocked_seconds", RolloutConfig().blocked_seconds))
+    rollout = RunFolder.open(folder).read_config().get("rollout") or {}
+    written = rollout.get("limits") or {}
+    return float(written.get("blocked_seconds", RolloutLimitsConfig().blocked_seconds))
 
 
 def run_and_report(
@@ -158,7 +159,7 @@ def attended(work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]], scree
     """The result of work that leaves nothing behind when it is stopped; CancelledError where it is."""
     from turnwise.schedule.watchdog import Watchdog
 
-    seconds = recipe.rollout.blocked_seconds
+    seconds = recipe.rollout.limits.blocked_seconds
     return Watchdog(say=screen.say, blocked_seconds=seconds, farewell="nothing was written").run(work)
 
 

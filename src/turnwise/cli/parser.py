@@ -121,7 +121,9 @@ def add_eval_command(commands: Any) -> None:
     evaluate.add_argument(
         "what", metavar="RUN|MODEL|RECIPE", help="a run folder (its last checkpoint), a model folder, or a recipe"
     )
-    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="for instance evaluation.temperature=0.7")
+    evaluate.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="for instance evaluation.sampling.temperature=0.7"
+    )
     evaluate.add_argument("--recipe", metavar="RECIPE", help="how to evaluate a model; for a run, instead of its own")
     evaluate.add_argument(
         "--tasks",

@@ -40,7 +40,7 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
     is_tiny = recipe.model.path == "tiny"
     tokenizer = build_tokenizer([]) if is_tiny else load_tokenizer(recipe.model.path)
     rollout = recipe.rollout
-    renderer = Renderer(tokenizer, rollout.history, rollout.tools, trust_text=rollout.trust_text)
+    renderer = Renderer(tokenizer, rollout.history, rollout.tools, trust_text=rollout.rendering.trust_text)
     shown: list[int] = []
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:
@@ -56,7 +56,7 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
 
     engine = ScriptedEngine(ask, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token)
     bounds = roomy(recipe) if is_tiny else limits(recipe)
-    patient = replace(bounds, turn_seconds=86400.0, attempt_seconds=86400.0)
+    patient = replace(bounds, call_seconds=86400.0, attempt_seconds=86400.0)
     sampling = Sampling(bounds.max_action_tokens)
     scene = Scene(engine, renderer, sampling, patient)
     return await run_attempt(Attempt(recipe.seed, "play", task), dataset.make, scene, dataset.play or agent_loop)

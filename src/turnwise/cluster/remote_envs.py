@@ -74,7 +74,7 @@ class RemoteEnvironments:
     ) -> None:
         if is_batchable(kind):
             raise ValueError(
-                f"{kind.__name__} combines calls in step_many, which env.actors prevents; remove one of them"
+                f"{kind.__name__} combines calls in step_many, which env.concurrency.actors prevents; remove one"
             )
         self.open_limit = open_limit or OpenLimit(default_open_limit(kind))
         self.failures = failures or Failures()

@@ -4,9 +4,9 @@ With r = exp(old - sampled), where old are the learner's logprobs before the fir
 each token's credit is multiplied by a factor. The loss has its own ratio, of the new logprobs to the old. The factor of
 a masked token is 0, and nothing is normalised again. In this order:
 
-    token_band      mask tokens with r outside a band                     IcePop, arXiv 2510.18855
-    truncate        multiply by min(r, cap), or by min(product of r over the sequence, cap)
-    sequence_band   mask sequences whose geometric mean of r is outside a band
+    token_band            mask tokens with r outside a band               IcePop, arXiv 2510.18855
+    importance_sampling   multiply by min(r, cap), or by min(product of r over the sequence, cap)
+    sequence_band         mask sequences whose geometric mean of r is outside a band
 
 Truncation at a cap is the clipped importance weight of IMPALA, arXiv 1802.01561. For the gap between a sampling engine
 and a learner it is known as truncated importance sampling (TIS). A masked token leaves its sequence's ratio. Log ratios
@@ -41,13 +41,13 @@ class Correction:
     """How credit is corrected for the gap between engine and learner.
 
     Example:
-        Correction(truncate="token", cap=2.0)(groups, credit, old)
+        Correction(importance_sampling="token", importance_ratio_cap=2.0)(groups, credit, old)
     """
 
-    truncate: Literal["off", "token", "sequence"] = "off"
+    importance_sampling: Literal["off", "token", "sequence"] = "off"
     """What is importance-weighted: nothing, each token by its own ratio, or all tokens of a sequence by the product."""
-    cap: float = 2.0
-    """Ratios count at most this."""
+    importance_ratio_cap: float = 2.0
+    """Larger ratios count as this one."""
     token_band: Band | None = None
     """Tokens with a ratio outside do not train."""
     sequence_band: Band | None = None
@@ -68,11 +68,11 @@ class Correction:
         """([N] factor of every token, measurements)."""
         unmasked = inside(log_ratio, self.token_band)
         factors = unmasked
-        if self.truncate == "token":
-            factors = factors * np.minimum(np.exp(log_ratio), self.cap)
-        elif self.truncate == "sequence":
+        if self.importance_sampling == "token":
+            factors = factors * np.minimum(np.exp(log_ratio), self.importance_ratio_cap)
+        elif self.importance_sampling == "sequence":
             product = np.exp(clamp(sequences.sum(log_ratio * unmasked)))
-            factors = factors * np.minimum(product, self.cap)
+            factors = factors * np.minimum(product, self.importance_ratio_cap)
         sequence_unmasked = inside(sequences.mean(log_ratio, unmasked), self.sequence_band)
         factors = factors * sequence_unmasked
         empty = len(log_ratio) == 0
@@ -85,10 +85,10 @@ class Correction:
 
     def share_capped(self, sequences: Sequences, log_ratio: Array, unmasked: Array) -> float:
         """The share of tokens whose ratio, or whose sequence's product, is above the cap."""
-        if self.truncate == "off":
+        if self.importance_sampling == "off":
             return 0.0
-        truncated = log_ratio if self.truncate == "token" else sequences.sum(log_ratio * unmasked)
-        return float(np.mean((truncated > np.log(self.cap)) & (unmasked > 0)))
+        truncated = log_ratio if self.importance_sampling == "token" else sequences.sum(log_ratio * unmasked)
+        return float(np.mean((truncated > np.log(self.importance_ratio_cap)) & (unmasked > 0)))
 
 
 def clamp(log_ratio: Array) -> Array:

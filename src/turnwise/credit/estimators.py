@@ -42,7 +42,7 @@ class Estimator:
     token, as the keyword argument `kl`; the others get groups whose turns have been penalised."""
     compares_attempts: bool = False
     """It compares the attempts of a group with each other and with nothing else, so a group of one teaches it little
-    or nothing. Recipes must keep rollout.min_attempts at 2 or more."""
+    or nothing. Recipes must keep rollout.failures.min_attempts at 2 or more."""
     reads_rewards: bool = True
     """Its advantages depend on rewards. If not, settings that change rewards would be ignored and are refused."""
     zero_for_equal_totals: bool = False

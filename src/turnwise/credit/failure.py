@@ -1,4 +1,4 @@
-"""What a recipe can do with attempts that failed or timed out for good (`rollout.on_failure.name`).
+"""What a recipe can do with attempts that failed or timed out for good (`rollout.failures.on_failure.name`).
 
 They leave the group, or they count and are paid a fixed sum, so that a policy cannot escape a bad return by crashing
 its environment. To add a way, write a function of a group and enter it in ON_FAILURE.
@@ -35,7 +35,9 @@ def drop(group: Group) -> Group:
 def pay(group: Group, *, value: float = 0.0) -> Group:
     """Attempts that failed or timed out after at least one turn count, and are paid `value` and nothing else."""
     if not abs(value) <= LARGEST_PAY:
-        raise ValueError(f"rollout.on_failure: value must be a finite number up to {LARGEST_PAY:g} (got {value!r})")
+        raise ValueError(
+            f"rollout.failures.on_failure: value must be a finite number up to {LARGEST_PAY:g} (got {value!r})"
+        )
     paid = tuple(penalised(trajectory, value) for trajectory in group.failed if can_count(trajectory))
     rest = tuple(trajectory for trajectory in group.failed if not can_count(trajectory))
     return Group(group.task, (*group.trajectories, *paid), rest)

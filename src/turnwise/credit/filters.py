@@ -43,5 +43,5 @@ def has_signal(group: Group) -> bool:
 
 FILTERS: dict[str, Filter] = {
     "keep_all": Filter(keep_all),
-    "zero_variance": Filter(has_signal, drops_equal_totals=True),
+    "dynamic_sampling": Filter(has_signal, drops_equal_totals=True),
 }

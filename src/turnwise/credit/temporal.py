@@ -32,7 +32,7 @@ def reinforce_pp(
     groups: Sequence[Group], scores: Scores, *, gamma: float = 1.0, baseline: bool = False, kl: float = 0.0
 ) -> Credit:
     """The discounted reward from each token on, whitened over the step's tokens; `baseline` first subtracts the group's
-    mean total, `kl` first subtracts that times each token's log ratio to the reference.
+    mean total. A KL penalty on the reward is charged token by token.
 
     A_t = whiten(sum_{s >= t} gamma^(s - t) (reward_s - kl log(policy_s / reference_s)) - baseline).
     REINFORCE++ and REINFORCE++-baseline, arXiv 2501.03262. Whitening assumes that all tasks of a step are of one scale.
@@ -107,10 +107,11 @@ def gae(
     whiten: bool = True,
     kl: float = 0.0,
 ) -> Credit:
-    """Generalised advantages from a critic's values, by token or one per turn; whitened over the step's tokens. `kl`
-    subtracts that times each token's log ratio to the reference from its reward.
+    """Generalised advantages from a critic's values, by token or one per turn; whitened over the step's tokens. A KL
+    penalty on the reward is charged token by token.
 
-    A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = reward_t + gamma V_{t+1} - V_t. arXiv 1506.02438.
+    A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = reward_t - kl log(policy_t / reference_t) + gamma V_{t+1} - V_t.
+    arXiv 1506.02438.
     Assumes a critic that has learned: with lam < 1 its errors bias the advantages. The value after a turn's last token
     is that of the next turn's prompt, and 0 after the last turn, also where the attempt was cut short.
     """

@@ -1,5 +1,6 @@
-"""What a recipe can do with attempts that were cut short (`rollout.truncated`): those that ended as too_many_turns,
-too_long or observation_too_large. They are real outcomes and always stay in the statistics of their group.
+"""What a recipe can do with attempts that were cut short (`rollout.failures.on_truncation`): those that ended as
+too_many_turns, too_long or observation_too_large. They are real outcomes and always stay in the statistics of their
+group.
 """
 
 from __future__ import annotations

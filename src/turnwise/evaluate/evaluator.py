@@ -39,7 +39,7 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         of_result = self.result.metrics(self.version)
         return {f"eval/{self.kind}/{key}": value for key, value in of_result.items()} | {
-            f"seconds/exam/{self.kind}": self.seconds
+            f"seconds/evaluation/{self.kind}": self.seconds
         }
 
 

@@ -41,7 +41,7 @@ EXACT = 1e-6
 SCORED = 1e-3
 """Tolerance of credit that needs the scores of a model, relative to the largest of the step."""
 LOGPROBS = 1e-4
-"""Tolerance of logprobs for the slot engine in float32; for others it is ten times gap_limit."""
+"""Tolerance of logprobs for the slot engine in float32; for others it is ten times guards.max_logprob_gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +280,14 @@ class CheckLogprobs:
 
     def __init__(self, past: RecordedRun, checkpoints: Sequence[Checkpoint], max_tokens: int, notes: Notes) -> None:
         self.recipe = recipe = past.recipe
-        self.by_step = {} if recipe.engine.keep_cache else {checkpoint.step: checkpoint for checkpoint in checkpoints}
+        self.by_step = (
+            {} if recipe.engine.memory.keep_cache else {checkpoint.step: checkpoint for checkpoint in checkpoints}
+        )
         self.left = max_tokens
         self.notes = notes
         precise = recipe.model.dtype == "float32" and recipe.engine.name == "slots"
         self.tolerance = (
-            LOGPROBS / min(1.0, recipe.sampling.temperature) if precise else 10 * choices.gap_limit_of(recipe)
+            LOGPROBS / min(1.0, recipe.sampling.temperature) if precise else 10 * choices.max_logprob_gap_of(recipe)
         )
         self.count, self.total, self.largest = 0, 0, 0.0
         self.scorer: tuple[int, Learner] | None = None
@@ -328,8 +330,10 @@ class CheckLogprobs:
         if self.count:
             how = f"at most {self.largest:.1e} off, limit {self.tolerance:g}"
             self.notes.checked.append(f"logprobs of {self.count:,} tokens by the checkpoints that sampled them: {how}")
-        if self.recipe.engine.keep_cache:
-            self.notes.unchecked.append("logprobs: with engine.keep_cache they depend on weights of several versions")
+        if self.recipe.engine.memory.keep_cache:
+            self.notes.unchecked.append(
+                "logprobs: with engine.memory.keep_cache they depend on weights of several versions"
+            )
         elif self.count < self.total:
             self.notes.unchecked.append(
                 f"logprobs of {self.total - self.count:,} tokens: their checkpoint was removed, or --tokens is used up"

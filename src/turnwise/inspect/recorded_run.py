@@ -40,7 +40,7 @@ class RecordedRun:
     @classmethod
     def open(cls, path: Path) -> RecordedRun:
         folder = RunFolder.open(path)
-        recipe = parse_recipe(folder.read_config(), str(folder.config))
+        recipe = parse_recipe(folder.read_config(), str(folder.config), is_recorded=True)
         checkpoint = latest_checkpoint(folder.checkpoints)
         if checkpoint is None:
             raise ValueError(f'{path} has no checkpoint yet; continue it with "turnwise train --resume {path}"')

@@ -122,7 +122,9 @@ def plainly(function: Callable[..., Any], *arguments: Any) -> Any:
 def recomputable(model: CausalLM) -> list[Any]:
     """The modules that can keep their inputs only, made ready for `checkpointing` and left as they were."""
     if not model.supports_gradient_checkpointing:
-        raise ValueError(f"{type(model).__name__} cannot recompute its layers; set model.checkpointing = false")
+        raise ValueError(
+            f"{type(model).__name__} cannot recompute its layers; set model.gradient_checkpointing = false"
+        )
     # No random state is kept for the second computation: nothing in a layer is random, or it would have been refused.
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.disable_input_require_grads()  # which transformers adds for adapters

@@ -10,25 +10,27 @@ from turnwise.recipe.section import Section
 
 
 class ClusterConfig(Section):
-    """Where the learner and the engines run. By itself, all of a run is in one process."""
+    """Where the learner and the engines run; by default in one process. Open it when one process or one machine is too
+    small."""
 
-    placement: Literal["local", "colocated", "disaggregated"] = "local"
-    """local is this machine, without Ray. On a Ray cluster colocated has learner ranks and engine replicas share nodes
-    and GPUs, and disaggregated has no replica on a node with a rank."""
-    address: str = ""
-    """Of the Ray cluster, for instance 10.0.0.7:6379; empty takes the one that this machine is part of, or starts one
-    here."""
+    in_short_list = ("ranks", "replicas")
+
     ranks: int = Field(1, ge=1)
-    """Processes that hold the learner together, each with a part of the weights and of the plans; the result is that of
-    one."""
+    """Processes of the learner, each with a part of the weights and of the plans; the result is that of one."""
     replicas: int = Field(1, ge=1)
-    """Engines on the Ray cluster."""
+    """Engines on a Ray cluster, which `placement` chooses."""
+    placement: Literal["local", "colocated", "disaggregated"] = "local"
+    """local is this machine, without Ray; on a Ray cluster, colocated lets learner ranks and engine replicas share
+    nodes and GPUs, and disaggregated puts no replica on a node with a rank."""
+    address: str = ""
+    """Address of the Ray cluster, for instance 10.0.0.7:6379; empty takes the cluster that this machine is part of, or
+    starts one here."""
     cpus: float = Field(1.0, gt=0)
-    """CPUs that a rank and a replica have on the Ray cluster, each."""
+    """CPUs of each rank and of each replica on the Ray cluster."""
     gpus: float = Field(0.0, ge=0)
-    """GPUs that a rank and a replica have there, each; colocated ones share them."""
+    """GPUs of each rank and of each replica on the Ray cluster; colocated ones share them."""
     placement_seconds: float = Field(120.0, gt=0)
-    """Seconds that the Ray cluster has to find room for all of them."""
+    """Seconds that the Ray cluster has to find room for all ranks and replicas."""
 
     @property
     def on_ray(self) -> bool:

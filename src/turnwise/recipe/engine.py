@@ -10,24 +10,30 @@ from turnwise.recipe.section import Section
 
 
 class VllmConfig(Section):
-    """What engine vllm needs beside the settings that it shares with others."""
+    """Settings of engine vllm alone. Open it when `engine.name` is vllm and the model does not fit, or a vLLM server
+    runs elsewhere."""
+
+    in_short_list = ()
 
     server: str = ""
-    """URL of a vLLM server that runs already; empty starts a vLLM in processes of its own."""
+    """URL of a vLLM server that runs already; empty starts vLLM in processes of the run."""
     transfer: Literal["file", "nccl", "ipc"] = "file"
-    """How weights get there: file through memory or a disk; nccl to GPUs of a server; ipc on the learner's own GPU."""
+    """How weights travel: file through memory or a disk, nccl to the GPUs of a server, ipc on the learner's GPU."""
     folder: str = ""
-    """Where files of weights pass through, and both sides can see; empty takes the machine's memory."""
-    memory: float = Field(0.5, gt=0, le=1)
-    """Share of a GPU that vLLM takes, where engine.kv_cache = 0."""
-    eager: bool | Literal["auto"] = "auto"
-    """Neither compile the model nor capture graphs: a quick start and slower sampling; auto does so on a CPU."""
-    tensor_parallel: int = Field(1, ge=1)
+    """Folder for files of weights that the learner and vLLM both see; empty takes the machine's memory."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes where engine.memory.kv_cache = 0; the default leaves half to the
+    learner."""
+    enforce_eager: bool | Literal["auto"] = "auto"
+    """Whether vLLM neither compiles the model nor captures graphs, for a quick start and slower sampling; auto does so
+    on a CPU."""
+    tensor_parallel_size: int = Field(1, ge=1)
     """GPUs that share one copy of the model."""
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
-        if self.server and (ignored := {"memory", "eager", "tensor_parallel"} & set(self.changed)):
+        of_the_server = {"gpu_memory_utilization", "enforce_eager", "tensor_parallel_size"}
+        if self.server and (ignored := of_the_server & set(self.changed)):
             raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove server")
         if self.transfer != "file" and self.folder:
             raise ValueError(f'folder is ignored with transfer = "{self.transfer}"')
@@ -38,27 +44,39 @@ class VllmConfig(Section):
         return self
 
 
-class EngineConfig(Section):
-    """What samples actions."""
+class EngineMemoryConfig(Section):
+    """How much memory the engine takes. Open it when sampling runs out of memory, or when long prompts are computed
+    again and again."""
 
-    name: Literal["slots", "vllm"] = "slots"
-    """slots: in-process continuous batching on the learner's own module; vllm: vLLM, with weights of its own."""
-    max_num_seqs: int = Field(64, ge=1)
-    """Requests decoded together; the others wait."""
+    in_short_list = ()
+
     max_model_len: int = Field(0, ge=0)
-    """Tokens that prompt and action may have together; 0 takes max_trajectory_tokens."""
+    """Longest prompt and action together, in tokens; 0 takes rollout.max_trajectory_tokens."""
     kv_cache: int = Field(0, ge=0)
-    """MiB of keys and values, those of requests under way and those kept to be shared; 0 takes 1024, or four contexts
-    if that is more. What was used longest ago goes first."""
+    """MiB for keys and values, of requests under way and of prefixes that are shared; 0 takes 1024, or room for four
+    texts of max_model_len if that is more. The least recently used prefix goes first."""
     keep_cache: bool = False
-    """Share keys and values that older weights computed, where false computes prefixes anew after every step."""
-    processes: int = Field(0, ge=0)
-    """Processes of this machine that sample, each with a copy of the weights; one that dies is started again. 0 samples
-    in the run's own process."""
+    """Whether keys and values that older weights computed are shared after new weights are loaded; false computes
+    prefixes again after every step, which keeps logprobs exact."""
     max_num_batched_tokens: int = Field(2048, ge=2)
     """Tokens computed together: one of every request that samples, the rest of prompts."""
+
+
+class EngineConfig(Section):
+    """The engine, which samples actions."""
+
+    name: Literal["slots", "vllm"] = "slots"
+    """slots is continuous batching in this process, with the learner's module; vllm is vLLM, with a copy of the
+    weights."""
+    max_num_seqs: int = Field(64, ge=1)
+    """Requests decoded together; the others wait."""
+    processes: int = Field(0, ge=0)
+    """Processes of this machine that sample, each with a copy of the weights; one that dies is started again. 0 samples
+    in the run's process."""
+    memory: EngineMemoryConfig = EngineMemoryConfig()
+    """How much memory the engine takes."""
     vllm: VllmConfig = VllmConfig()
-    """What engine vllm needs beside these."""
+    """Settings of engine vllm alone."""
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
@@ -66,27 +84,32 @@ class EngineConfig(Section):
             raise ValueError('processes is ignored with name = "vllm", which has processes of its own')
         if self.name != "vllm" and self.vllm.changed:
             raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
-        if self.kv_cache and "memory" in self.vllm.changed:
-            raise ValueError(f"vllm.memory is ignored with kv_cache = {self.kv_cache}")
-        if self.vllm.server and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.changed)):
-            raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove vllm.server")
+        if self.memory.kv_cache and "gpu_memory_utilization" in self.vllm.changed:
+            raise ValueError(f"vllm.gpu_memory_utilization is ignored with memory.kv_cache = {self.memory.kv_cache}")
+        if self.vllm.server and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):
+            raise ValueError(
+                f"memory.{min(ignored)} is a setting of the server itself; remove it, or remove vllm.server"
+            )
         return self
 
     @model_validator(mode="after")
     def prompts_get_on(self) -> Self:
-        if self.max_num_batched_tokens <= self.max_num_seqs:
+        if self.memory.max_num_batched_tokens <= self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} leaves no room for prompts beside "
-                f"max_num_seqs = {self.max_num_seqs}"
+                f"memory.max_num_batched_tokens = {self.memory.max_num_batched_tokens} leaves no room for prompts "
+                f"beside max_num_seqs = {self.max_num_seqs}"
             )
         return self
 
 
 class WeightCheckConfig(Section):
-    """How loads of new weights are checked, where the engine has weights of its own."""
+    """How loads of new weights are checked, where the engine has a copy of the weights. Open it when a weight check has
+    stopped a run, or when checks take long."""
+
+    in_short_list = ()
 
     every: int = Field(1, ge=1)
     """Versions between checks."""
     limit: float = Field(0.0, ge=0)
-    """Mean difference between the engine's logprobs and the learner's, on tokens sampled for the check, at which the
-    run stops; 0 takes 1e-5 in float32, and in bfloat16 four times what is found at the start."""
+    """Largest mean difference between the engine's logprobs and the learner's, on tokens sampled for the check, before
+    the run stops; 0 takes 1e-5 in float32, and in bfloat16 four times the difference at the start."""

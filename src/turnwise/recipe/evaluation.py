@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.recipe.section import Section
 
 
+class EvaluationSamplingConfig(Section):
+    """How the sampled evaluation samples. Open it to evaluate with the settings that the model is served with."""
+
+    in_short_list = ()
+
+    temperature: float = Field(1.0, ge=0, le=1e6)
+    """Temperature; before and after training a greedy evaluation is made besides."""
+    top_p: float = Field(1.0, ge=1e-6, le=1)
+    """Probability mass of the nucleus; 1 for all tokens."""
+    top_k: int = Field(0, ge=0, lt=1 << 31)
+    """How many of the likeliest tokens may be sampled; 0 for all."""
+
+
 class EvaluationConfig(Section):
-    """Held-out attempts, by the same agent loop."""
+    """Held-out attempts, by the agent loop of training."""
 
     every: int = Field(10, ge=0)
     """Steps between evaluations; 0 evaluates only before and after training."""
@@ -20,18 +31,5 @@ class EvaluationConfig(Section):
     """Held-out tasks per environment before and after training."""
     attempts: int = Field(1, ge=1)
     """Attempts per task."""
-    temperature: float = Field(1.0, ge=0, le=1e6)
-    """Of the sampled evaluation; a greedy one is always made beside it before and after training."""
-    top_p: float = Field(1.0, ge=1e-6, le=1)
-    """Nucleus of the sampled evaluation."""
-    top_k: int = Field(0, ge=0, lt=1 << 31)
-    """Most likely tokens the sampled evaluation may draw from; 0 for all."""
-    overlap: bool = False
-    """Training goes on beside evaluations, which have an engine and a copy of the weights of their own; those before
-    and after training have the machine to themselves."""
-
-    @model_validator(mode="after")
-    def something_overlaps(self) -> Self:
-        if self.overlap and not self.every:
-            raise ValueError("overlap is ignored with every = 0, where nothing is evaluated during training")
-        return self
+    sampling: EvaluationSamplingConfig = EvaluationSamplingConfig()
+    """How the sampled evaluation samples."""

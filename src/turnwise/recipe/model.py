@@ -20,15 +20,15 @@ class ModelConfig(Section):
     layers: int = Field(4, ge=1)
     """Depth of the tiny model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute dtype; master weights and optimizer state are float32 either way."""
+    """Data type of computations; master weights and optimizer state are float32 either way."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where model and engine live; auto takes cuda where there is one, else cpu."""
+    """Device of the model and the engine; auto takes cuda where there is a GPU, and cpu otherwise."""
     threads: int = Field(0, ge=0)
-    """CPU threads per model; 0 takes all cores, divided by two when generation and learning overlap, and one for a tiny
-    model, whose kernels are done before a second thread has woken up."""
-    checkpointing: bool = False
-    """Keep only the inputs of layers for the backward pass, which computes each layer once more: less memory, more
-    time, the same result."""
+    """CPU threads per model; 0 takes all cores, half of them when generation and training overlap, and one for a tiny
+    model, whose kernels end before a second thread has started."""
+    gradient_checkpointing: bool = False
+    """Whether the backward pass computes each layer again instead of keeping its activations: less memory, more time,
+    the same result."""
 
     @model_validator(mode="after")
     def only_tiny_has_a_size(self) -> Self:
@@ -38,14 +38,14 @@ class ModelConfig(Section):
 
 
 class LoraConfig(Section):
-    """LoRA adapters, which train while the model's weights stay frozen. The warm start trains the full model before."""
+    """LoRA adapters, which train while the model's weights stay frozen. A warm start trains all weights before."""
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 for none."""
     alpha: float = Field(32.0, gt=0)
-    """Adapters count by alpha / rank."""
+    """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that have one, for instance q_proj; empty for all but the output layer."""
+    """Names of the linear layers that get an adapter, for instance q_proj; empty for all but the output layer."""
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:

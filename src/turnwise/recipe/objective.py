@@ -10,15 +10,18 @@ from turnwise.recipe.section import Section
 
 
 class KlConfig(Section):
-    """How the policy is kept near a reference."""
+    """The KL penalty, which keeps the policy near a reference. Open it when you set `kl.coefficient`."""
+
+    in_short_list = ("coefficient",)
 
     coefficient: float = Field(0.0, ge=0)
-    """How strongly; 0 for not at all."""
+    """Weight of the KL penalty; 0 for none."""
     apply_to: Literal["loss", "reward"] = "loss"
-    """A term of the loss, or a charge of k1, the log ratio, on every token's reward."""
+    """Where the penalty goes: loss adds it to the loss; reward subtracts k1, the log ratio, from every token's
+    reward."""
     divergence: Literal["k2", "k3"] = "k3"
-    """Estimate in the loss. k2 has the divergence's own gradient; k3 is never negative and has the gradient of the
-    divergence the other way round."""
+    """Estimator of the divergence in the loss: k2 has the gradient of KL(policy, reference); k3 is never negative and
+    has the gradient of KL(reference, policy)."""
     reference: str = "start"
     """A folder that transformers can load, or "start": the policy as it is before the first step."""
 
@@ -42,15 +45,18 @@ class KlConfig(Section):
 
 
 class DistillConfig(Section):
-    """A term of the loss that draws the policy's whole distribution at every action token to the teacher's."""
+    """A term of the loss that compares the policy's whole distribution at every action token with the teacher's. Open
+    it when you set `teacher`."""
+
+    in_short_list = ()
 
     coefficient: float = Field(0.0, ge=0)
-    """How strongly; 0 for not at all."""
+    """Weight of the term; 0 for none."""
     top_k: int = Field(16, ge=1)
     """How many of the teacher's likeliest tokens are compared one by one; all others are compared as one."""
     direction: Literal["reverse", "forward"] = "reverse"
-    """reverse is the KL divergence from policy to teacher, which keeps the policy to what the teacher would do; forward
-    is that from teacher to policy, which has it do all of that."""
+    """reverse is KL(policy, teacher), which keeps the policy to a part of what the teacher does; forward is
+    KL(teacher, policy), which has the policy cover all that the teacher does."""
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
@@ -60,30 +66,32 @@ class DistillConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Credit corrected for the gap between the engine that sampled and the learner that trains, by the ratio of the
-    learner's logprobs before the first update to the engine's."""
+    """Off-policy correction of credit, by the importance ratio: the learner's probability of a token before the first
+    update over the engine's. Open it when `gap/mean` is large or `max_lag` is above 0."""
 
-    truncate: Literal["off", "token", "sequence"] = "off"
-    """Importance weights: none, each token's own ratio, or the product over a sequence."""
-    cap: float = Field(2.0, gt=0)
-    """Ratios count at most this."""
+    in_short_list = ()
+
+    importance_sampling: Literal["off", "token", "sequence"] = "off"
+    """Truncated importance sampling: off, by the ratio of each token, or by the product of ratios over a sequence."""
+    importance_ratio_cap: float = Field(2.0, gt=0)
+    """Larger ratios count as this one."""
     token_band: tuple[float, float] | None = None
-    """Tokens with a ratio outside do not train."""
+    """Lowest and highest ratio of a token that trains; the default sets no bounds."""
     sequence_band: tuple[float, float] | None = None
-    """Sequences with a geometric mean ratio outside do not train."""
+    """Lowest and highest geometric mean of the ratios of a sequence that trains; the default sets no bounds."""
     scope: Literal["turn", "trajectory"] = "trajectory"
     """What a sequence is."""
 
     @property
     def active(self) -> bool:
-        return self.truncate != "off" or self.token_band is not None or self.sequence_band is not None
+        return self.importance_sampling != "off" or self.token_band is not None or self.sequence_band is not None
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
-        if "cap" in self.changed and self.truncate == "off":
-            raise ValueError('cap is ignored with truncate = "off"')
-        if "scope" in self.changed and self.truncate != "sequence" and self.sequence_band is None:
-            raise ValueError('scope is ignored without truncate = "sequence" or a sequence_band')
+        if "importance_ratio_cap" in self.changed and self.importance_sampling == "off":
+            raise ValueError('importance_ratio_cap is ignored with importance_sampling = "off"')
+        if "scope" in self.changed and self.importance_sampling != "sequence" and self.sequence_band is None:
+            raise ValueError('scope is ignored without importance_sampling = "sequence" or a sequence_band')
         for name in ("token_band", "sequence_band"):
             low, high = getattr(self, name) or (0.0, 1.0)
             if not 0.0 <= low < high:

@@ -1,26 +1,37 @@
-"""What a run leaves behind."""
+"""What a run leaves behind: checkpoints, archived trajectories, metrics elsewhere."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from pydantic import Field
 
 from turnwise.recipe.section import Section
 
 
-class RunsConfig(Section):
-    """What a run leaves behind."""
+class CheckpointsConfig(Section):
+    """When checkpoints are written, and how many stay."""
 
-    checkpoint_every: int = Field(20, ge=1)
+    every: int = Field(20, ge=1)
     """Steps between checkpoints; one more is written at the end and on Ctrl-C."""
-    checkpoints: int = Field(2, ge=1)
-    """How many of the newest checkpoints stay, beside the best one."""
-    archive_steps: int = Field(1000, ge=1)
-    """How many of the newest steps' trajectories stay in the archive."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest checkpoints stay, besides the best one."""
+
+
+class ArchiveConfig(Section):
+    """How long recorded trajectories stay. Open it when the disk is small, or when every step of a long run has to
+    stay."""
+
+    in_short_list = ()
+
+    steps: int = Field(1000, ge=1)
+    """How many of the newest steps keep their trajectories."""
     evaluations: int = Field(20, ge=1)
-    """How many of the newest evaluations' trajectories stay, beside those of the best."""
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
-    """Where metrics, tables of attempts and the curve go beside the run folder; see docs/guides/trackers.md."""
+    """How many of the newest evaluations keep their trajectories, besides the best one."""
+
+
+class TrackingConfig(Section):
+    """Settings of trackers. Open it when you set `trackers`."""
+
+    in_short_list = ()
+
     project: str = "turnwise"
     """Project of wandb and trackio, experiment of mlflow."""

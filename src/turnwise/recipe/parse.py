@@ -10,23 +10,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from turnwise.recipe.arguments import suggest
+from turnwise.recipe.renamed import new_names, new_values
 from turnwise.recipe.schema import Recipe
 
-RENAMED = {
-    "cluster.patience": "cluster.placement_seconds",
-    "engine.cache": "engine.kv_cache",
-    "engine.context": "engine.max_model_len",
-    "engine.pass_tokens": "engine.max_num_batched_tokens",
-    "engine.slots": "engine.max_num_seqs",
-    "env.agents_at_once": "env.max_concurrent_agents",
-    "kl.place": "kl.apply_to",
-    "patience": "stall_warning_seconds",
-    "rollout.attempts": "rollout.group_size",
-    "rollout.success_at": "rollout.success_threshold",
-    "sync": "weight_check",
-    "tokens_per_pass": "max_tokens_per_microbatch",
-}
-"""Keys as they were called once, and as they are called now."""
+FOR_RECORDED = "an earlier version of turnwise made this run: use that version, or start a new run with the new names"
+SHOWN_OF_RECORDED = 3
+"""Old keys that are shown of a recorded run, which has every key of its version: nobody can rename them."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -47,13 +36,41 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe.model_copy(update={"out": out})
 
 
-def parse_recipe(tree: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe a mapping describes; every mistake in one ValueError line."""
+def parse_recipe(tree: Mapping[str, Any], source: str, *, is_recorded: bool = False) -> Recipe:
+    """The recipe a mapping describes; every mistake in one ValueError line. A recorded recipe is that of a run folder,
+    which nobody can rename keys in: a checksum protects it."""
+    problems, renamed = [], list(new_values(tree))
     try:
-        return Recipe.model_validate(tree)
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        problems = [explain(problem) for problem in error.errors()]
-        raise ValueError(f"{source}: " + "; ".join(problems)) from None
+        for problem in said_once(error.errors()):
+            is_unknown = problem["type"] == "extra_forbidden"
+            if is_unknown and (phrases := new_names(problem["loc"], problem["input"])):
+                renamed += phrases
+            else:
+                problems.append(explain(problem))
+    else:
+        if not renamed:
+            return recipe
+    if renamed:
+        problems.append(say_renamed(renamed, is_recorded))
+    raise ValueError(f"{source}: " + "; ".join(problems)) from None
+
+
+def say_renamed(phrases: Sequence[str], is_recorded: bool) -> str:
+    """What is called otherwise now, and what to do."""
+    if not is_recorded:
+        return f"{', '.join(phrases)}; {'rename it' if len(phrases) == 1 else 'rename them'}"
+    more = len(phrases) - SHOWN_OF_RECORDED
+    shown = ", ".join(phrases[:SHOWN_OF_RECORDED])
+    return f"{shown}{f', and {more} more' if more > 0 else ''}; {FOR_RECORDED}"
+
+
+def said_once(problems: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Problems without those of lists that are too short only because pydantic does not count a faulty entry."""
+    problems = list(problems)
+    faulty = {problem["loc"][:1] for problem in problems if len(problem["loc"]) > 1}
+    return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in faulty]
 
 
 def explain(problem: Mapping[str, Any]) -> str:
@@ -61,9 +78,6 @@ def explain(problem: Mapping[str, Any]) -> str:
     location = list(problem["loc"])
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        plain = ".".join(str(part) for part in location if not isinstance(part, int))
-        if plain in RENAMED:
-            return f"{key} is called {RENAMED[plain]} now; rename it"
         names = list(section_at(location[:-1]).model_fields)
         return f"unknown key {key}{suggest(str(location[-1]), names)}"
     message = str(problem["msg"]).removeprefix("Value error, ")

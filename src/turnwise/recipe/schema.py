@@ -1,8 +1,9 @@
 """Recipes: what a run is made of, as frozen pydantic models read from TOML.
 
-A recipe has a fixed set of keys. Where a function is chosen by name (an estimator, a loss, an environment), the other
-keys of its table are that function's own arguments and are checked against its signature, so that no setting can be
-written that the chosen function would ignore.
+A recipe has a fixed set of keys: a short list that a person sets (`Section.in_short_list`), and tables that can be
+forgotten, whose docstrings say when to open them. Where a function is chosen by name (an estimator, a loss, an
+environment), the other keys of its table are that function's arguments and are checked against its signature, so that
+no setting can be written that the chosen function would ignore.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from turnwise.recipe.evaluation import EvaluationConfig
 from turnwise.recipe.model import LoraConfig, ModelConfig
 from turnwise.recipe.objective import CorrectionConfig, DistillConfig, KlConfig
 from turnwise.recipe.optimizer import CriticConfig, OptimizerConfig
-from turnwise.recipe.output import RunsConfig
+from turnwise.recipe.output import ArchiveConfig, CheckpointsConfig, TrackingConfig
 from turnwise.recipe.rollout import RolloutConfig, SamplingConfig
+from turnwise.recipe.schedule import GuardsConfig, ScheduleConfig
 from turnwise.recipe.section import Choice, Section
 from turnwise.recipe.warm_start import SftConfig
 
@@ -29,38 +31,26 @@ class Recipe(Section):
     """A whole run."""
 
     out: str = "runs/{recipe}-{seed}"
-    """Run folder; {recipe} and {seed} are filled in. An existing one is never overwritten."""
+    """Run folder, with the names filled in; an existing one is never overwritten."""
     seed: int = Field(0, ge=0)
-    """Everything random derives from it."""
+    """Seed of everything random."""
     steps: int = Field(100, ge=1)
-    """Training steps: new weights are live after each."""
+    """Training steps; new weights are live after each."""
     max_lag: int = Field(0, ge=0)
     """How many versions behind the trained weights an action may have been sampled; 0 is synchronous."""
-    order: Literal["started", "finished"] = "started"
-    """Groups are trained on in the order they started, which bounds lag by construction, or as they finish, which
-    favours short attempts and enforces the bound by `stale`."""
-    stale: Literal["drop_group", "mask_turn"] = "drop_group"
-    """With order = "finished": what to do with samples older than max_lag. drop_group discards and replaces the group;
-    mask_turn keeps it and gives stale turns zero weight."""
-    stall_warning_seconds: float = Field(60.0, gt=0)
-    """Seconds without a new group after which a warning says what is waited for."""
     groups_per_step: int = Field(8, ge=1)
     """Groups trained on in each step."""
     groups_per_update: int = Field(0, ge=0)
-    """Groups per optimizer step; 0 takes the whole step's."""
+    """Groups per update; 0 takes all groups of the step."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's groups."""
     layout: Literal["tree", "packed"] = "tree"
-    """How turns are laid out: tree computes shared prefixes once, packed every turn by itself; the result is equal."""
+    """Layout of turns for the model: tree computes shared prefixes once, packed computes every turn by itself; the
+    result is equal."""
     max_tokens_per_microbatch: int = Field(16384, ge=1)
-    """Tokens per forward and backward pass; bounds memory, never changes the result."""
-    nonfinite_limit: int = Field(3, ge=1)
-    """Updates in a row that may be skipped for a non-finite loss or gradient before the run stops."""
-    dropped_limit: int = Field(512, ge=1)
-    """Groups in a row that may be dropped before the run stops."""
-    gap_limit: float = Field(0.0, ge=0)
-    """Mean difference between the engine's logprobs and the learner's, on tokens of the trained version, at which the
-    run stops; 0 takes 1e-3 in float32 and 0.1 in bfloat16."""
+    """Tokens per forward and backward pass, which bound memory and never change the result."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Where metrics, tables of attempts and the curve go besides the run folder; see docs/guides/trackers.md."""
     model: ModelConfig = ModelConfig()
     """The policy."""
     lora: LoraConfig = LoraConfig()
@@ -68,45 +58,53 @@ class Recipe(Section):
     env: tuple[EnvironmentConfig, ...] = Field(min_length=1)
     """Environments to train on, mixed by weight."""
     endpoint: EndpointConfig = EndpointConfig()
-    """Where agents find the model."""
+    """The HTTP endpoint at which agents call the model."""
     rollout: RolloutConfig = RolloutConfig()
     """How attempts are made."""
     sampling: SamplingConfig = SamplingConfig()
     """How training attempts are sampled."""
     engine: EngineConfig = EngineConfig()
-    """What samples."""
+    """The engine, which samples actions."""
     weight_check: WeightCheckConfig = WeightCheckConfig()
-    """How its weights are checked."""
+    """How loads of new weights are checked."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How sampling, training and evaluation interleave."""
+    guards: GuardsConfig = GuardsConfig()
+    """When a run stops by itself."""
     filter: Choice = Choice(name="keep_all")
-    """Which groups are worth training on."""
+    """Filter that decides which groups are trained on."""
     credit: Choice = Choice(name="grpo")
     """Advantage estimator."""
     weighting: Choice = Choice(name="token_mean")
-    """Share of every token in the objective."""
+    """Weight of every token in the objective."""
     loss: Choice = Choice(name="ppo_clip")
-    """Policy loss; beside its own settings anchor (what a ratio compares with) and, for gspo, scope."""
+    """Policy loss; besides its settings it takes anchor (which logprobs a ratio compares with) and, for gspo, scope."""
     entropy: float = Field(0.0, ge=0)
     """Coefficient of the entropy bonus."""
     kl: KlConfig = KlConfig()
-    """How the policy is kept near a reference."""
+    """The KL penalty, which keeps the policy near a reference."""
     correction: CorrectionConfig = CorrectionConfig()
-    """Off-policy correction."""
+    """Off-policy correction of credit."""
     teacher: str = ""
-    """A folder that transformers can load: the model that credit distill and the term of [distill] learn from."""
+    """A folder that transformers can load: the model that credit distill and the loss term of [distill] learn from."""
     distill: DistillConfig = DistillConfig()
-    """How the policy's distributions are drawn to the teacher's."""
+    """The loss term that compares the policy's distributions with the teacher's."""
     critic: CriticConfig = CriticConfig()
-    """What credit gae learns values with."""
+    """The critic of credit gae."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW and its schedule."""
+    """AdamW and its learning rate schedule."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out attempts."""
     sft: SftConfig = SftConfig()
     """Warm start."""
-    runs: RunsConfig = RunsConfig()
-    """What a run leaves behind."""
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    """When checkpoints are written, and how many stay."""
+    archive: ArchiveConfig = ArchiveConfig()
+    """How long recorded trajectories stay."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Settings of trackers."""
     cluster: ClusterConfig = ClusterConfig()
-    """Where it runs."""
+    """Where the learner and the engines run."""
 
     @field_validator("env", mode="before")
     @classmethod
@@ -125,26 +123,10 @@ class Recipe(Section):
                 f"max_tokens_per_microbatch = {self.max_tokens_per_microbatch} cannot hold a turn of "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
             )
-        if self.order == "started" and "stale" in self.changed:
-            raise ValueError('stale is ignored with order = "started": nothing is older than max_lag then')
-        if self.order == "finished" and not self.max_lag:
-            raise ValueError(
-                'order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
-            )
-        if self.evaluation.overlap and self.evaluation.every >= self.steps:
-            raise ValueError(
-                f"evaluation.overlap is ignored with evaluation.every = {self.evaluation.every}: no evaluation is due "
-                f"before the last of steps = {self.steps}"
-            )
         if self.weight_check.changed and self.engine_shares_weights:
             raise ValueError(
                 f"weight_check.{self.weight_check.changed[0]} is ignored with max_lag = 0, where the engine computes "
                 "on the learner's own weights; remove it"
-            )
-        if self.evaluation.overlap and self.engine.vllm.server:
-            raise ValueError(
-                "evaluation.overlap needs an engine with weights of its own, and engine.vllm.server has one version of "
-                "them; set evaluation.overlap = false"
             )
         if self.cluster.on_ray and self.engine.processes:
             raise ValueError("engine.processes is ignored on a Ray cluster, where cluster.replicas decides; remove it")
@@ -155,8 +137,10 @@ class Recipe(Section):
             )
         if self.endpoint.changed and not any(environment.is_driven for environment in self.env):
             raise ValueError(f"endpoint.{self.endpoint.changed[0]} is ignored without an env.agent; remove it")
-        if not self.cluster.on_ray and any(environment.actors for environment in self.env):
-            raise ValueError('env.actors needs a Ray cluster; set cluster.placement = "colocated" or "disaggregated"')
+        if not self.cluster.on_ray and any(environment.concurrency.actors for environment in self.env):
+            raise ValueError(
+                'env.concurrency.actors needs a Ray cluster; set cluster.placement = "colocated" or "disaggregated"'
+            )
         labels = [environment.label for environment in self.env]
         for label in labels:
             if label in ("mean", "std", "min", "max"):
@@ -165,10 +149,35 @@ class Recipe(Section):
                 )
             if labels.count(label) > 1:
                 raise ValueError(f'two environments are called "{label}"; give each its own dataset = "..."')
-        if self.engine.max_model_len and self.engine.max_model_len < self.rollout.max_trajectory_tokens:
+        longest = self.engine.memory.max_model_len
+        if longest and longest < self.rollout.max_trajectory_tokens:
             raise ValueError(
-                f"engine.max_model_len = {self.engine.max_model_len} is shorter than "
+                f"engine.memory.max_model_len = {longest} is shorter than "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def schedule_fits(self) -> Self:
+        every, overlaps = self.evaluation.every, self.schedule.overlap_evaluations
+        if self.schedule.order == "finished" and not self.max_lag:
+            raise ValueError(
+                'schedule.order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
+            )
+        if overlaps and not every:
+            raise ValueError(
+                "schedule.overlap_evaluations is ignored with evaluation.every = 0, where nothing is evaluated during "
+                "training"
+            )
+        if overlaps and every >= self.steps:
+            raise ValueError(
+                f"schedule.overlap_evaluations is ignored with evaluation.every = {every}: no evaluation is due before "
+                f"the last of steps = {self.steps}"
+            )
+        if overlaps and self.engine.vllm.server:
+            raise ValueError(
+                "schedule.overlap_evaluations needs an engine with weights of its own, and engine.vllm.server has one "
+                "version of them; set schedule.overlap_evaluations = false"
             )
         return self
 

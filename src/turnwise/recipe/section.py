@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +11,10 @@ class Section(BaseModel):
     """A table of a recipe: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    in_short_list: ClassVar[tuple[str, ...] | None] = None
+    """The keys that a person sets; None for all of the table's own keys. The other keys have defaults that serve nearly
+    every run, and the docstring of their table says when to open it."""
 
     @property
     def changed(self) -> list[str]:

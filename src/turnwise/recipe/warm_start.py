@@ -11,14 +11,17 @@ from turnwise.recipe.section import Section
 
 
 class SftConfig(Section):
-    """Warm start on demonstrations, before reinforcement learning."""
+    """Warm start: supervised training on demonstrations, before reinforcement learning. Open it to make a warm start
+    again that the cache has already."""
+
+    in_short_list = ("updates", "demonstrations", "data", "noise", "batch")
 
     updates: int = Field(0, ge=0)
-    """Optimizer steps of the warm start; 0 trains from the model as it is."""
+    """Updates of the warm start; 0 makes none."""
     demonstrations: int = Field(2048, ge=1)
-    """Tasks per environment that are demonstrated; met again, each has its mistakes elsewhere."""
+    """Tasks per environment that are demonstrated; a task that comes again has its mistakes at other turns."""
     data: str = ""
-    """JSON lines with {"messages": [...]} to learn from; empty asks the environments to demonstrate."""
+    """A file of JSON lines with {"messages": [...]}; empty lets the environments demonstrate."""
     noise: float = Field(0.0, ge=0, le=1)
     """Chance of a mistake at each demonstrated turn."""
     batch: int = Field(64, ge=1)
@@ -26,7 +29,7 @@ class SftConfig(Section):
     optimizer: SftOptimizerConfig = SftOptimizerConfig()
     """Optimizer of the warm start."""
     remake: bool = False
-    """Make the warm start again, where the cache has one already."""
+    """Whether the warm start is made again where the cache has one."""
 
     @model_validator(mode="after")
     def noise_needs_demonstrators(self) -> Self:

@@ -17,7 +17,8 @@ from turnwise.types import Status, Turn
 
 log = logging.getLogger(__name__)
 TOO_LARGE = (
-    "%s: an observation has more than %d bytes and is not shown; shorten it, or raise rollout.max_observation_bytes"
+    "%s: an observation has more than %d bytes and is not shown; shorten it, or raise "
+    "rollout.limits.max_observation_bytes"
 )
 NOT_MANAGED = (
     'the environment handed over no history, which rollout.history = "managed" asks of it every turn; return '

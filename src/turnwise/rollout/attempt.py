@@ -17,7 +17,7 @@ from turnwise.rollout.open_limit import EnvironmentMaker, with_open_limit
 from turnwise.rollout.scene import Attempt, Play, RunningAttempt, Scene
 from turnwise.types import Status, Trajectory
 
-TOO_SOON = "raise rollout.turn_seconds or rollout.attempt_seconds if that is too soon"
+TOO_SOON = "raise rollout.limits.call_seconds or rollout.limits.attempt_seconds if that is too soon"
 
 
 async def run_attempt(
@@ -89,7 +89,7 @@ def make_environment(make: Callable[[], Environment]) -> Environment:
 async def close(environment: Environment, limits: Limits, log: AttemptLog) -> None:
     """Close the environment whatever happened; its last reply may still pay."""
     try:
-        async with asyncio.timeout(limits.turn_seconds):
+        async with asyncio.timeout(limits.call_seconds):
             answer = await call(environment.close)
         if answer is not None:
             reply = checked(answer, environment.close)

@@ -37,7 +37,7 @@ class Deadline:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.grace = limits.grace
-        self.turn_seconds = limits.turn_seconds
+        self.call_seconds = limits.call_seconds
         self.attempt_seconds = limits.attempt_seconds
         self.end = self.now() + limits.attempt_seconds
         self.timeout = asyncio.timeout_at(self.end)
@@ -65,7 +65,7 @@ class Deadline:
 
     def start_call(self) -> None:
         """From now on the deadline is that of one call."""
-        self.move_to(min(self.end, self.now() + self.turn_seconds))
+        self.move_to(min(self.end, self.now() + self.call_seconds))
 
     def end_call(self) -> None:
         """From now on the deadline is that of the whole attempt."""
@@ -74,7 +74,7 @@ class Deadline:
     def start_closing(self) -> None:
         """The environment is being closed, which may take as long as one call."""
         self.is_closing = True
-        self.give_up_after(self.now() + self.turn_seconds)
+        self.give_up_after(self.now() + self.call_seconds)
 
     def hurry(self) -> None:
         """The attempt was cancelled: it gets only the grace to begin closing its environment."""

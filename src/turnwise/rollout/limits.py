@@ -28,7 +28,7 @@ class Limits:
     max_action_tokens: int
     max_trajectory_tokens: int
     """Prompt and action of one call together."""
-    turn_seconds: float = 120.0
+    call_seconds: float = 120.0
     """For one model call and for one environment call."""
     attempt_seconds: float = 1800.0
     grace: float = 5.0
@@ -71,7 +71,7 @@ def abridged(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     for message in messages:
         if left <= 0:
             break
-        note = f" [... {num_bytes(message.content)} bytes in all, more than rollout.max_observation_bytes]"
+        note = f" [... {num_bytes(message.content)} bytes in all, more than rollout.limits.max_observation_bytes]"
         content = message.content if len(message.content) <= left else message.content[:left] + note
         kept.append(replace(message, content=content, thinking=message.thinking[:left], calls=()))
         left -= len(message.content) + 50

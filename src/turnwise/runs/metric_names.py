@@ -109,7 +109,11 @@ ENDINGS = (
     Metric("status/timed_out", "attempts", "A deadline passed; does not count.", "0", True),
     Metric("status/failed", "attempts", "The environment or the engine failed; does not count.", "0", True),
     Metric(
-        "status/penalised", "attempts", 'Failed, but counted by `rollout.on_failure = "pay"`.', "0, or falling", True
+        "status/penalised",
+        "attempts",
+        'Failed, but counted by `rollout.failures.on_failure.name = "pay"`.',
+        "0, or falling",
+        True,
     ),
     Metric("failure/rate", "share", "Attempts that failed, timed out or were penalised.", "0", True),
     Metric("failure/worst_task", "share", "The same at the task with the largest share.", "below 0.5", True),
@@ -145,7 +149,9 @@ PREFIXES = (
 
 GROUPS = (
     Metric("groups/kept", "groups", "Groups trained on.", "`groups_per_step`"),
-    Metric("groups/dropped", "groups", "Groups that a filter or `stale` dropped.", "few: each cost its sampling"),
+    Metric(
+        "groups/dropped", "groups", "Groups that a filter or `schedule.stale` dropped.", "few: each cost its sampling"
+    ),
     Metric(
         "groups/zero_variance",
         "groups",
@@ -168,12 +174,12 @@ GROUPS = (
     Metric("tasks/epochs", "times", "How often each task of the most used dataset was drawn so far.", "few"),
     Metric("lag/mean", "versions", "Mean lag of the trained tokens.", "at most `max_lag`; 0 when synchronous"),
     Metric("lag/max", "versions", "Largest lag of a trained token.", "at most `max_lag`"),
-    Metric("lag/masked_turns", "turns", 'Turns with weight 0 by `stale = "mask_turn"`.', "near 0"),
+    Metric("lag/masked_turns", "turns", 'Turns with weight 0 by `schedule.stale = "mask_turn"`.', "near 0"),
     Metric(
         "fair/turns",
         "ratio",
         "Mean turns of trained attempts over those of sampled ones, over the run so far.",
-        'about 1; less favours short attempts (`order = "finished"`)',
+        'about 1; less favours short attempts (`schedule.order = "finished"`)',
     ),
 )
 
@@ -202,22 +208,48 @@ AGREEMENT = (
         "nats",
         "Mean absolute difference between the engine's and the learner's logprobs of the same tokens under the same "
         "weights.",
-        "below 1e-6 in float32 with the slot engine; the run stops above `gap_limit`",
+        "below 1e-6 in float32 with the slot engine; the run stops above `guards.max_logprob_gap`",
     ),
     Metric("gap/max", "nats", "Largest such difference.", "1e-6 to 2e-5 in float32 with the slot engine"),
     Metric("gap/k3", "nats", "k3 estimate of the divergence between engine and learner.", "near 0"),
-    Metric("sync/tokens", "tokens", "Tokens compared after a load; 0 where the engine had no time.", "above 0"),
-    Metric("sync/gap", "nats", "The gap on probes that were sampled after the load.", "below `weight_check.limit`"),
+    Metric("weight_check/tokens", "tokens", "Tokens compared after a load; 0 where the engine had no time.", "above 0"),
     Metric(
-        "sync/moved",
+        "weight_check/gap",
+        "nats",
+        "The gap on probes that were sampled after the load.",
+        "below weight_check/limit; the run stops above it",
+    ),
+    Metric(
+        "weight_check/moved",
         "nats",
         "How far the load moved the logprobs of the probes before it.",
-        "above sync/gap; otherwise the check cannot tell whether the load arrived",
+        "above weight_check/gap; otherwise the check cannot tell whether the load arrived",
+    ),
+    Metric("weight_check/limit", "nats", "The limit of all checks; on line 0 only.", "`weight_check.limit`, if set"),
+    Metric("weight_check/start/gap", "nats", "The gap before training; on line 0 only.", "below weight_check/limit"),
+    Metric(
+        "weight_check/start/gap_far",
+        "nats",
+        "The gap after long prompts before training; 0 where `rollout.max_trajectory_tokens` allows none; on line 0 "
+        "only.",
+        "near weight_check/start/gap",
+    ),
+    Metric(
+        "weight_check/start/gap_disturbed",
+        "nats",
+        "The gap after a load that changed every tensor, before training; on line 0 only.",
+        "below weight_check/limit",
+    ),
+    Metric(
+        "weight_check/start/moved",
+        "nats",
+        "How far the load that changed every tensor moved logprobs; on line 0 only.",
+        "four times weight_check/limit or more",
     ),
     Metric("correction/mean", "ratio", "Mean factor of the off-policy correction.", "about 1"),
     Metric("correction/masked_tokens", "share", "Tokens outside `correction.token_band`.", "small"),
     Metric("correction/masked_by_sequence", "share", "Tokens of sequences outside `sequence_band`.", "small"),
-    Metric("correction/capped", "share", "Tokens whose ratio was truncated at `correction.cap`.", "small"),
+    Metric("correction/capped", "share", "Tokens whose ratio was above `correction.importance_ratio_cap`.", "small"),
 )
 
 COST = (
@@ -236,8 +268,8 @@ COST = (
     Metric("seconds/forward_backward", "s", "Gradient passes of the learner.", "-"),
     Metric("seconds/optimizer", "s", "Optimizer steps.", "-"),
     Metric("seconds/critic", "s", "Updates of the critic.", "-"),
-    Metric("seconds/exam/sampled", "s", "The evaluation at the evaluation's temperature.", "-"),
-    Metric("seconds/exam/greedy", "s", "The greedy evaluation.", "-"),
+    Metric("seconds/evaluation/sampled", "s", "The evaluation at the evaluation's temperature.", "-"),
+    Metric("seconds/evaluation/greedy", "s", "The greedy evaluation.", "-"),
     Metric(
         "seconds/trained_over_sampled",
         "ratio",

@@ -57,8 +57,8 @@ def named_by(entry: EnvironmentConfig) -> Iterator[str]:
             yield written(f"env.settings.{key}", value)
     if entry.agent:
         yield written("env.agent", entry.agent)
-    if entry.variables:
-        yield written("env.variables", list(entry.variables))
+    if names := entry.isolation.variables:
+        yield written("env.isolation.variables", list(names))
     for key in ("data", "heldout"):
         value = getattr(entry, key)
         if ":" in value and Path(value).suffix not in TABLES:
@@ -135,10 +135,10 @@ def recipe_of_run(folder: RunFolder, overrides: Sequence[str] = (), trust: Trust
     """The recipe of a run with overrides applied. ValueError where it names what must not run: where the folder is
     somebody else's, all but what the overrides name themselves."""
     tree, config = folder.read_config(), folder.config.read_bytes()
-    theirs = parse_recipe(tree, str(folder.config))
+    theirs = parse_recipe(tree, str(folder.config), is_recorded=True)
     for override in overrides:
         apply_override(tree, override)
-    recipe = parse_recipe(tree, str(folder.config))
+    recipe = parse_recipe(tree, str(folder.config), is_recorded=True)
     if trust == "granted":
         stamp(folder, theirs)
     if trust == "ask" and not is_own(folder, config):

@@ -127,7 +127,7 @@ class Watchdog:
             if frame is struck:
                 raise Blocked(
                     "its environment held up the event loop without an await; make that method a plain function, which "
-                    "runs in a thread, or raise rollout.blocked_seconds"
+                    "runs in a thread, or raise rollout.limits.blocked_seconds"
                 )
             frame = frame.f_back
 

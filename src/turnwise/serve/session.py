@@ -253,7 +253,7 @@ class Session:
     async def sample(self, call: ServedCall) -> ServedAnswer:
         """The answer that the engine samples. If the engine fails, so does the session: no answer is invented."""
         try:
-            async with asyncio.timeout(self.limits.turn_seconds):
+            async with asyncio.timeout(self.limits.call_seconds):
                 completion = await generated(self.engine, call, self.attempt.session, self.attempt.noise(call.number))
             call.turn = finished(call, completion, self.renderer)
             return answer_of(call, call.turn, self.renderer, self.model)
@@ -263,7 +263,7 @@ class Session:
             raise
         except TimeoutError as error:
             self.fail(error)
-            raise Refusal(504, "the engine took longer than rollout.turn_seconds", "timeout") from None
+            raise Refusal(504, "the engine took longer than rollout.limits.call_seconds", "timeout") from None
         except Exception as error:
             self.fail(error)
             raise Refusal(500, f"the engine failed: {error}", "engine_failure") from None

@@ -20,7 +20,8 @@ max_turns = 4
 max_prompt_tokens = 150
 max_action_tokens = 6
 max_trajectory_tokens = 160
-turn_seconds = 20
+[rollout.limits]
+call_seconds = 20
 [engine]
 max_num_seqs = 16
 [loss]
@@ -35,6 +36,6 @@ final_tasks = 16
 [sft]
 updates = 4
 batch = 8
-[runs]
-checkpoint_every = 2
+[checkpoints]
+every = 2
 """

@@ -62,8 +62,8 @@ class Settings:
     needs: frozenset[str]
     """What is scored before the first update of a step: old, reference, teacher, buckets, values."""
     success_at: float
-    nonfinite_limit: int
-    dropped_limit: int
+    max_nonfinite_updates: int
+    max_dropped_groups: int
     order: Order
     """Whether groups are taken in the order they started, which bounds lag, or as they finish."""
     stale: str
@@ -71,7 +71,7 @@ class Settings:
     "mask_turn"."""
     patience: float
     """Seconds without a new group after which a warning says what is waited for."""
-    gap_limit: float
+    max_logprob_gap: float
     """Largest mean difference between the engine's logprobs and the learner's before the run stops."""
 
     @property
@@ -160,7 +160,7 @@ async def train(
         while progress.step < settings.steps:
             began = time.perf_counter()
             keep = partial(is_kept, settings, stages, progress.step)
-            next_groups = take(stream, settings.groups_per_step, keep, settings.dropped_limit)
+            next_groups = take(stream, settings.groups_per_step, keep, settings.max_dropped_groups)
             taken = await unless_stopped(next_groups, stop)
             if taken is None:
                 return
@@ -189,15 +189,15 @@ async def train(
 
 def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[str, float], found: CheckResult) -> None:
     """Raise RunStopped where more steps would train nothing, or something else than is sampled."""
-    if learner.num_skipped_in_a_row >= settings.nonfinite_limit:
+    if learner.num_skipped_in_a_row >= settings.max_nonfinite_updates:
         raise RunStopped(
             f"{learner.num_skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
             "lower optimizer.learning_rate and resume from an earlier checkpoint"
         )
-    if metrics.get("gap/mean", 0.0) > settings.gap_limit:
+    if metrics.get("gap/mean", 0.0) > settings.max_logprob_gap:
         raise RunStopped(
             f"the engine's logprobs differ from the learner's by {metrics['gap/mean']:.1e} on average, more "
-            f"than gap_limit = {settings.gap_limit:g}: its weights are not those that are trained"
+            f"than guards.max_logprob_gap = {settings.max_logprob_gap:g}: its weights are not those that are trained"
         )
     if found.problem:
         raise RunStopped(found.problem)

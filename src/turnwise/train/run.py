@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class RunParts:
     evaluator: Evaluator
     environments: Environments
     tokenizer: ChatTokenizer
+    start_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the weight check has measured before the first step."""
 
 
 class Run:
@@ -88,7 +90,7 @@ class Run:
             metrics = await self.full_evaluation()
         self.parts.environments.failures.sum_up("the first evaluation")
         self.state.before = success_of(metrics)
-        self.tracker.log(0, metrics | self.parts.environments.report())
+        self.tracker.log(0, {**self.parts.start_metrics, **metrics, **self.parts.environments.report()})
         self.checkpoint()
         self.since = self.model_seconds()
         self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
@@ -129,17 +131,17 @@ class Run:
         self.parts.environments.failures.sum_up(f"step {step}")
         with self.timed("record"):
             self.tracker.log(step, metrics)
-            if self.recipe.runs.trackers and (step == 1 or last or step % self.recipe.runs.checkpoint_every == 0):
+            if self.recipe.trackers and (step == 1 or last or step % self.recipe.checkpoints.every == 0):
                 self.tracker.log_attempts(step, rows_of([record.group for record in records], self.decode))
             archive.write_step(self.folder.archive, step, records)
-            archive.prune(self.folder.archive, self.recipe.runs.archive_steps)
-            evaluations.prune(self.folder.evaluations, self.recipe.runs.evaluations, self.state.best_step)
+            archive.prune(self.folder.archive, self.recipe.archive.steps)
+            evaluations.prune(self.folder.evaluations, self.recipe.archive.evaluations, self.state.best_step)
         lap_ended = time.perf_counter()
         self.spend("train", lap_ended - self.lap_began)
         self.lap_began = lap_ended
-        if begins := self.recipe.evaluation.overlap and self.is_due and not last:
+        if begins := self.recipe.schedule.overlap_evaluations and self.is_due and not last:
             self.state.evaluating = step
-        if begins or last or self.state.best_step == step or step % self.recipe.runs.checkpoint_every == 0:
+        if begins or last or self.state.best_step == step or step % self.recipe.checkpoints.every == 0:
             self.checkpoint()
         if begins:  # after its checkpoint, from which a resume begins it again
             await self.begin_evaluation(step)
@@ -195,7 +197,8 @@ class Run:
         """Begin an evaluation that overlaps training."""
         weights = self.weights(version)
         if weights is None:
-            raise ValueError(f"the evaluation of step {version} has not ended; resume with evaluation.overlap = true")
+            advice = "resume with schedule.overlap_evaluations = true"
+            raise ValueError(f"the evaluation of step {version} has not ended; {advice}")
         await self.parts.evaluator.begin(version, self.heldout(self.recipe.evaluation.tasks), weights)
 
     async def evaluate(self) -> dict[str, float]:
@@ -209,7 +212,7 @@ class Run:
             if metrics:  # on a line of its own: those of the last evaluation have the same names
                 self.tracker.log(step, metrics)
             metrics = await self.full_evaluation()
-        elif due and not self.recipe.evaluation.overlap:
+        elif due and not self.recipe.schedule.overlap_evaluations:
             metrics = (await self.evaluation(greedy=False, count=self.recipe.evaluation.tasks)).metrics
         self.compare(metrics)
         return metrics
@@ -264,7 +267,7 @@ class Run:
 
             write_checkpoint(self.folder.checkpoints, step, self.state.to_json(), write)
             stay = self.state.best_step, self.state.evaluating
-            prune_checkpoints(self.folder.checkpoints, self.recipe.runs.checkpoints, *stay)
+            prune_checkpoints(self.folder.checkpoints, self.recipe.checkpoints.keep, *stay)
         self.last_checkpoint = step
 
     def decode(self, tokens: Tokens) -> str:

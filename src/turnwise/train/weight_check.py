@@ -116,7 +116,11 @@ class WeightCheck:
         gap_far = await self.difference(far_probes) if far_probes else 0.0
         max_gap = self.limit or WRONG
         self.limit = self.limit or max(EXACT, ROOM * gap)
-        metrics = {"sync/limit": self.limit, "sync/start/gap": gap, "sync/start/gap_far": gap_far}
+        metrics = {
+            "weight_check/limit": self.limit,
+            "weight_check/start/gap": gap,
+            "weight_check/start/gap_far": gap_far,
+        }
         if not gap <= max_gap:
             text = f"the engine's logprobs differ from the learner's by {gap:.1e} on average"
             return CheckResult(metrics, f"{text} before anything was trained: it computes another model")
@@ -126,7 +130,7 @@ class WeightCheck:
             text = f"{text} after prompts of up to {longest} tokens, and by {gap:.1e} after short ones"
             return CheckResult(metrics, text)
         gap_disturbed, gap_restored, moved = await self.load_disturbed(version, probes)
-        metrics |= {"sync/start/gap_disturbed": gap_disturbed, "sync/start/moved": moved}
+        metrics |= {"weight_check/start/gap_disturbed": gap_disturbed, "weight_check/start/moved": moved}
         if not gap_disturbed <= self.limit:
             text = f"{self.differ(gap_disturbed)} after a load that changed every tensor, and by {gap:.1e} before it"
             return CheckResult(metrics, f"{text}: loads leave a part of its weights as they were")
@@ -202,7 +206,7 @@ class WeightCheck:
             return NOT_CHECKED
         probes = await self.sample(version, "load", AT_LOAD, self.probe_timeout)
         num_tokens = sum(len(turn.action) for turn in probes)
-        metrics = {"sync/tokens": float(num_tokens)}
+        metrics = {"weight_check/tokens": float(num_tokens)}
         if not probes:
             self.probe_timeout *= 2
             log.warning(
@@ -212,7 +216,7 @@ class WeightCheck:
         self.probe_timeout = PROBE_TIMEOUT
         if others := {int(v) for turn in probes for v in turn.versions} - {version}:
             return CheckResult(metrics, f"after the load of version {version} the engine samples with {sorted(others)}")
-        moved = {"sync/moved": await self.difference(self.last_probes)} if self.last_probes else {}
+        moved = {"weight_check/moved": await self.difference(self.last_probes)} if self.last_probes else {}
         gap = await self.difference(probes)
         if not gap <= self.limit:
             # A prompt may share its beginning with one whose keys and values were computed by older weights and kept:
@@ -222,7 +226,7 @@ class WeightCheck:
             gap = await self.difference(probes)
         self.last_probes = probes
         problem = "" if gap <= self.limit else f"{self.differ(gap)} after the load of version {version}"
-        return CheckResult({**metrics, **moved, "sync/gap": gap}, problem)
+        return CheckResult({**metrics, **moved, "weight_check/gap": gap}, problem)
 
     def differ(self, gap: float) -> str:
         return (

@@ -277,7 +277,7 @@ def test_killing_one_of_two_processes_in_a_run_loses_no_attempt_and_it_is_used_a
     monkeypatch.setattr(building, "process_engines", watched_engines)
     overrides = ["engine.processes=2", "max_lag=1", "steps=5", "sft.updates=0", "evaluation.every=0"]
     recipe = micro_recipe(
-        tmp_path, *overrides, "evaluation.final_tasks=4", "rollout.retries=0", "rollout.turn_seconds=90"
+        tmp_path, *overrides, "evaluation.final_tasks=4", "rollout.failures.retries=0", "rollout.limits.call_seconds=90"
     )
     summary = train(recipe)
     [router] = routers

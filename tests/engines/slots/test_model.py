@@ -228,11 +228,11 @@ def test_the_cache_has_a_size_in_mib_and_one_that_is_too_small_is_refused():
     assert cache_tokens(64, 1000, 1 << 10) == 64 << 10
     assert cache_tokens(2, 1000, 1 << 10) == 2048
     with pytest.raises(
-        ValueError, match=r"^engine.kv_cache = 1 MiB cannot .* of 1000 tokens each; set it to 2 or more"
+        ValueError, match=r"^engine.memory.kv_cache = 1 MiB cannot .* of 1000 tokens each; set it to 2 or more"
     ):
         cache_tokens(1, 1000, 1 << 10)
     settings = {"slots": 2, "end_tokens": [], "decode": str, "dtype": torch.float32}
-    with pytest.raises(ValueError, match="^engine.kv_cache = 1 MiB"):
+    with pytest.raises(ValueError, match="^engine.memory.kv_cache = 1 MiB"):
         SlotModel(served(tiny_model()), context=(1 << 20) // TOKEN, cache=1, **settings)
     assert (
         SlotModel(served(tiny_model()), context=100, cache=1, **settings).scheduler.radix.capacity == (1 << 20) // TOKEN
@@ -241,7 +241,7 @@ def test_the_cache_has_a_size_in_mib_and_one_that_is_too_small_is_refused():
 
 def test_a_pass_must_have_room_for_prompts():
     with pytest.raises(
-        ValueError, match="^engine.max_num_batched_tokens = 4 must be more than engine.max_num_seqs = 4$"
+        ValueError, match="^engine.memory.max_num_batched_tokens = 4 must be more than engine.max_num_seqs = 4$"
     ):
         slot_engine(served(tiny_model()), slots=4, pass_tokens=4)
 

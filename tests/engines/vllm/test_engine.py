@@ -471,12 +471,18 @@ def recipe(engine, **more):
     ("engine", "text"),
     [
         ({"name": "slots", "vllm": {"folder": "x"}}, "vllm.folder is ignored"),
-        ({"vllm": {"server": "http://x", "memory": 0.3}}, "memory is a setting of the server"),
-        ({"vllm": {"server": "http://x"}, "kv_cache": 9}, "kv_cache is a setting of the server"),
+        (
+            {"vllm": {"server": "http://x", "gpu_memory_utilization": 0.3}},
+            "gpu_memory_utilization is a setting of the server",
+        ),
+        ({"vllm": {"server": "http://x"}, "memory": {"kv_cache": 9}}, "memory.kv_cache is a setting of the server"),
         ({"vllm": {"server": "http://x", "transfer": "ipc"}}, "ipc"),
         ({"vllm": {"transfer": "nccl"}}, "nccl"),
         ({"vllm": {"transfer": "ipc", "folder": "x"}}, "folder is ignored"),
-        ({"vllm": {"memory": 0.3}, "kv_cache": 9}, "vllm.memory is ignored with kv_cache = 9"),
+        (
+            {"vllm": {"gpu_memory_utilization": 0.3}, "memory": {"kv_cache": 9}},
+            "vllm.gpu_memory_utilization is ignored with memory.kv_cache = 9",
+        ),
         ({"vllm": {"url": "x"}}, "url"),
     ],
 )
@@ -485,7 +491,7 @@ def test_settings_that_would_be_ignored_are_refused(engine, text):
         recipe(engine)
 
 
-@pytest.mark.parametrize("own", [{"transfer": "ipc"}, {"memory": 0.3}, {"tensor_parallel": 2}])
+@pytest.mark.parametrize("own", [{"transfer": "ipc"}, {"gpu_memory_utilization": 0.3}, {"tensor_parallel_size": 2}])
 def test_settings_of_gpus_are_refused_without_one(own):
     with pytest.raises(ValueError, match=rf"engine.vllm.{next(iter(own))} = .* needs a GPU"):
         checks.check_gpus(recipe({"vllm": own}))
@@ -502,7 +508,7 @@ def test_a_recipe_makes_an_engine_that_has_not_started():
 
 
 def test_overlapping_evaluation_needs_a_copy_of_the_weights():
-    overlap = {"evaluation": {"every": 1, "overlap": True}}
+    overlap = {"evaluation": {"every": 1}, "schedule": {"overlap_evaluations": True}}
     recipe({}, **overlap)
     with pytest.raises(ValueError, match="overlap"):
         recipe({"vllm": {"server": "http://x"}}, **overlap)

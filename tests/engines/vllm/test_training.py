@@ -8,7 +8,7 @@ from engines.vllm.serving import server
 from support.running import micro_recipe, resume, train, untimed
 from turnwise.learn.learner import save_policy
 
-VLLM = ("engine.name=vllm", "engine.kv_cache=256", "rollout.turn_seconds=60")
+VLLM = ("engine.name=vllm", "engine.memory.kv_cache=256", "rollout.limits.call_seconds=60")
 
 
 def gaps_of(folder):
@@ -41,7 +41,7 @@ def test_a_run_with_lag(tmp_path):
 
 
 def test_a_run_with_overlapping_evaluation_and_a_resume(tmp_path):
-    recipe = micro_recipe(tmp_path, *VLLM, "steps=4", "evaluation.overlap=true")
+    recipe = micro_recipe(tmp_path, *VLLM, "steps=4", "schedule.overlap_evaluations=true")
     assert train(recipe)["updates"] == 4
     check(tmp_path, range(1, 5))
     folder = tmp_path / "run"
@@ -59,7 +59,7 @@ def test_a_run_against_a_server(tmp_path):
     from support.assembling import environments_for
     from turnwise.assemble.model import model_and_tokenizer
 
-    recipe = micro_recipe(tmp_path, *VLLM[:1], "seed=1", "rollout.turn_seconds=60", "steps=3")
+    recipe = micro_recipe(tmp_path, *VLLM[:1], "seed=1", "rollout.limits.call_seconds=60", "steps=3")
     other = micro_recipe(tmp_path, "seed=1")
     model, tokenizer = asyncio.run(model_and_tokenizer(other, environments_for(other)))
     folder = tmp_path / "served"

@@ -65,7 +65,7 @@ async def attempted(script, task=None, *, name=LAB, python=PYTHON, number=0, end
     engine = says(lambda prompt, session, seed: script(hermes().decode(prompt.tolist())), render=hermes())
     agent = calling(kind.agent_for(python=python), name)
     which = Attempt(0, "train", task or row(), number=number)
-    patience = {"turn_seconds": 60.0, "attempt_seconds": 100.0, **bounds}
+    patience = {"call_seconds": 60.0, "attempt_seconds": 100.0, **bounds}
     return await driven(agent, kind(python=python), engine, which=which, endpoint=endpoint, **patience)
 
 
@@ -265,7 +265,7 @@ def test_options_that_cannot_be_are_refused():
         "fine": ("lab", {}),
         "exactly one agent must learn, but 2 of assistant, user have no client": ("lab", {"id": "user-sim"}),
         "the harness bash runs code of the model on this machine": ("lab", {"player": {"harness": {"id": "bash"}}}),
-        "options.player.retries would put two tries into one attempt": (
+        "options.player.retries puts two tries into one attempt": (
             "lab",
             {"player": {"retries": {"max_retries": 1}}},
         ),
@@ -297,7 +297,7 @@ def test_a_name_that_the_library_does_not_know_is_one_line():
         ({}, "needs a Python that has verifiers: python -m venv .venv-verifiers && "),
         ({"settings": {"python": "/no/such/python"}}, 'env.settings.python = "/no/such/python" is not a program'),
         ({"settings": {"pyton": "x"}}, "did you mean python?"),
-        ({"actors": 2}, "remove actors"),
+        ({"concurrency": {"actors": 2}}, "remove concurrency.actors"),
     ],
 )
 def test_mistakes_in_a_recipe_are_one_line(changes, words):
@@ -525,7 +525,9 @@ def test_a_process_that_does_not_let_go_is_ended(faked, monkeypatch):
 
 def test_it_plays_itself_and_takes_no_other_agent(faked):
     entry = {"name": LAB, "settings": {"python": faked()}}
-    recipe = parse_recipe({"env": [{**entry, "max_concurrent_agents": 3}], "endpoint": {"port": 0}}, "here")
+    recipe = parse_recipe(
+        {"env": [{**entry, "concurrency": {"max_concurrent_agents": 3}}], "endpoint": {"port": 0}}, "here"
+    )
     plays: Mapping[str, Any] = environments_of(recipe, Endpoint()).plays
     assert list(plays) == ["lab"]
     assert isinstance(plays["lab"].agent, partial)

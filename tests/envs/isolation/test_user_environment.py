@@ -42,9 +42,9 @@ def run(work):
 def test_whatever_an_isolated_environment_does_costs_its_attempt_and_no_other(word, status):
     async def play():
         seconds = 1.0 if status == Status.timed_out else 60.0
-        bad = attempted(KIND, says(word), turn_seconds=seconds, attempt_seconds=60.0)
-        fine = (attempted(KIND, says("fine"), turn_seconds=60.0, attempt_seconds=60.0) for _ in range(2))
-        await attempted(KIND, says("fine"), turn_seconds=60.0, attempt_seconds=60.0)  # which has the library imported
+        bad = attempted(KIND, says(word), call_seconds=seconds, attempt_seconds=60.0)
+        fine = (attempted(KIND, says("fine"), call_seconds=60.0, attempt_seconds=60.0) for _ in range(2))
+        await attempted(KIND, says("fine"), call_seconds=60.0, attempt_seconds=60.0)  # which has the library imported
         return await all_of([bad, *fine])
 
     bad, *fine = run(play())
@@ -60,9 +60,9 @@ def recipe(**entry):
 
 
 def test_one_word_in_a_recipe_isolates_an_environment():
-    asked = recipe(isolated=True, settings={"greeting": "hello"}, tasks={"count": 2})
+    asked = recipe(isolation={"enabled": True}, settings={"greeting": "hello"}, tasks={"count": 2})
     make = environment_makers(asked)["Wild"]
-    made = run(attempted(make, says("fine"), turn_seconds=60.0, attempt_seconds=60.0))
+    made = run(attempted(make, says("fine"), call_seconds=60.0, attempt_seconds=60.0))
     assert made.status == Status.finished
     assert made.turns[0].heard[0].content != f"on {os.getpid()}"
     assert len(tasks_of(asked, "train")["Wild"]) == 2
@@ -79,10 +79,16 @@ def test_settings_are_those_of_the_environment_itself():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"memory": 100}, "memory is ignored without isolated"),
-        ({"isolated": True, "actors": 2}, "isolated is ignored with actors"),
-        ({"isolated": True, "name": "test_own:Together"}, "combines calls in step_many, which env.isolated prevents"),
-        ({"isolated": True, "name": "textarena:GuessTheNumber-v0"}, "already runs in separate processes"),
+        ({"isolation": {"memory": 100}}, "memory is ignored without enabled"),
+        (
+            {"isolation": {"enabled": True}, "concurrency": {"actors": 2}},
+            "isolation.enabled is ignored with concurrency.actors",
+        ),
+        (
+            {"isolation": {"enabled": True}, "name": "test_own:Together"},
+            "which env.isolation.enabled prevents",
+        ),
+        ({"isolation": {"enabled": True}, "name": "textarena:GuessTheNumber-v0"}, "already runs in separate processes"),
     ],
 )
 def test_isolation_that_would_be_ignored_is_refused(entry, message, monkeypatch):

@@ -112,17 +112,19 @@ def test_what_a_program_needs_to_run_is_passed_on(monkeypatch):
 
 
 def recipe(**entry):
-    return parse_recipe({"env": [{"name": "hops", "variables": ["NAMED"], **entry}]}, "test")
+    return parse_recipe({"env": [{"name": "hops", "isolation": {"variables": ["NAMED"]}, **entry}]}, "test")
 
 
 def test_names_that_would_be_ignored_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="env.variables would be ignored: hops runs in the run's own process"):
+    with pytest.raises(
+        ValueError, match="env.isolation.variables would be ignored: hops runs in the run's own process"
+    ):
         environment_makers(recipe())
-    with pytest.raises(ValueError, match="env.variables would be ignored"):
+    with pytest.raises(ValueError, match="env.isolation.variables would be ignored"):
         environment_makers(recipe(agent="json:dumps"))
     environment_makers(recipe(agent="python3 agent.py"))
     monkeypatch.delenv("NAMED")
-    with pytest.raises(ValueError, match="env.variables names NAMED, which is not set") as refused:
+    with pytest.raises(ValueError, match="env.isolation.variables names NAMED, which is not set") as refused:
         environment_makers(recipe(agent="python3 agent.py"))
     assert "\n" not in str(refused.value)
     check_variables(())

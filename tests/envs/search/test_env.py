@@ -20,7 +20,7 @@ from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, Task
 
-PATIENT = {"turn_seconds": 60.0, "attempt_seconds": 100.0, "max_prompt_tokens": 9000, "max_trajectory_tokens": 9200}
+PATIENT = {"call_seconds": 60.0, "attempt_seconds": 100.0, "max_prompt_tokens": 9000, "max_trajectory_tokens": 9200}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from turnwise.types import Status, Task
 
 ROWS_OF = flights.rows_of
 RENDER = Renderer(byte_tokenizer(), tools="hermes")
-ROOMY = {"max_prompt_tokens": 30_000, "max_action_tokens": 2_000, "max_trajectory_tokens": 32_000, "turn_seconds": 90.0}
+ROOMY = {"max_prompt_tokens": 30_000, "max_action_tokens": 2_000, "max_trajectory_tokens": 32_000, "call_seconds": 90.0}
 
 
 @pytest.fixture(scope="module")

@@ -102,10 +102,10 @@ def one_renderer():
 
 def attempt_maker(kind, log, settings, script=slow_speech, validation=True, attempts=1, retries=0, **bounds):
     """A attempt_maker over a batched class of environments, and what batches it."""
-    seconds = bounds.get("turn_seconds", 500.0)
+    seconds = bounds.get("call_seconds", 500.0)
     batches = Batches(kind, rule=rule_of(settings), slots=settings.slots, call_seconds=seconds)
     make = batches.wrap(lambda: kind(log), lane_of(settings, validation=validation))
-    patient = {"turn_seconds": 500.0, "attempt_seconds": 5000.0}
+    patient = {"call_seconds": 500.0, "attempt_seconds": 5000.0}
     return batches, AttemptMaker(
         {"graded": make},
         says(script, render=one_renderer()),
@@ -364,7 +364,7 @@ class Hanging(Stepper):
 
 
 def test_a_deadline_ends_the_attempt_frees_the_slot_and_closes():
-    bounds = {"turn_seconds": 30.0}
+    bounds = {"call_seconds": 30.0}
     result, log, batches = examined(
         Hanging, BatchingConfig(slots=1), tasks(*[1] * 3), script=lambda *_: "x", retries=1, **bounds
     )
@@ -563,7 +563,7 @@ def test_every_attempt_ends_and_every_environment_is_closed_once(caplog):
 
         async def work(random=random, log=log, settings=settings, seed=seed):
             batches, own = attempt_maker(
-                Hostile, log, settings, attempts=random.randint(1, 4), retries=random.randint(0, 1), turn_seconds=20.0
+                Hostile, log, settings, attempts=random.randint(1, 4), retries=random.randint(0, 1), call_seconds=20.0
             )
             task = Task("t", "graded", {"turns": random.randint(1, 3), "seed": seed})
             making = asyncio.create_task(own.group(task, 0))

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from turnwise.recipe.output import RunsConfig
+from turnwise.recipe.schema import Recipe
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import JsonLines
 from turnwise.runs.trackers import names
@@ -15,7 +15,7 @@ from turnwise.runs.trackers.names import LIBRARIES, check_installed, open_tracke
 
 
 def test_a_recipe_may_name_each_of_them():
-    [choice, _] = get_args(RunsConfig.model_fields["trackers"].annotation)
+    [choice, _] = get_args(Recipe.model_fields["trackers"].annotation)
     assert set(get_args(choice)) == set(LIBRARIES)
     for library in LIBRARIES.values():
         module, _, name = library.place.partition(":")

@@ -62,11 +62,11 @@ def test_a_low_temperature_may_look_solved(held_out, fires):
 
 
 def test_a_filter_that_drops_nearly_everything():
-    assert "96 of 120 groups" in seen_by("filter", run_of(3, groups_dropped=32.0), "filter.name=zero_variance")
-    assert seen_by("filter", run_of(3, groups_dropped=31.0), "filter.name=zero_variance") is None
+    assert "96 of 120 groups" in seen_by("filter", run_of(3, groups_dropped=32.0), "filter.name=dynamic_sampling")
+    assert seen_by("filter", run_of(3, groups_dropped=31.0), "filter.name=dynamic_sampling") is None
     assert seen_by("filter", run_of(3, groups_dropped=32.0)) is None
     stopped = run_of(1, groups_kept=0.0, groups_dropped=512.0)
-    assert "before the run stopped" in seen_by("filter", stopped, "filter.name=zero_variance")
+    assert "before the run stopped" in seen_by("filter", stopped, "filter.name=dynamic_sampling")
 
 
 def with_datasets(first, second):

@@ -80,9 +80,9 @@ def test_lag_that_costs():
 
 
 def test_samples_that_are_too_old():
-    finished = ("max_lag=1", "order=finished")
+    finished = ("max_lag=1", "schedule.order=finished")
     assert "too old" in seen_by("stale", run_of(3, lag_masked_turns=39.0), *finished)
     assert seen_by("stale", run_of(3, lag_masked_turns=38.0), *finished) is None
     assert seen_by("stale", run_of(3, lag_masked_turns=39.0), "max_lag=1") is None
     assert "12 of 36 groups" in seen_by("stale", run_of(3, groups_dropped=4.0), *finished)
-    assert seen_by("stale", run_of(3, groups_dropped=4.0), *finished, "filter.name=zero_variance") is None
+    assert seen_by("stale", run_of(3, groups_dropped=4.0), *finished, "filter.name=dynamic_sampling") is None

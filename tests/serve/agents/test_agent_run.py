@@ -110,9 +110,12 @@ def test_a_run_with_an_agent_goes_on_while_it_learns(tmp_path):
     [
         (["env.0.agent=nowhere_at_all:agent"], "PYTHONPATH"),
         (["env.0.agent=no-such-command"], "no such command"),
-        (["env.0.max_concurrent_agents=3"], "max_concurrent_agents is ignored without an agent"),
+        (["env.0.concurrency.max_concurrent_agents=3"], "max_concurrent_agents is ignored without an agent"),
         (["endpoint.port=8000"], "endpoint.port is ignored without an env.agent"),
-        (["env.0.agent=serve.agents.test_agent_run:look_up", "env.0.actors=2"], "remove actors"),
+        (
+            ["env.0.agent=serve.agents.test_agent_run:look_up", "env.0.concurrency.actors=2"],
+            "remove concurrency.actors",
+        ),
     ],
 )
 def test_mistakes_in_a_recipe_are_refused_at_the_start(tmp_path, overrides, words):

@@ -184,7 +184,7 @@ def test_an_engine_that_takes_too_long_times_the_attempt_out():
         ask_once(base_url, api_key)
 
     engine = says(lambda *call: hang(), render=hermes())
-    made = run(driven(agent, judged(), engine, turn_seconds=0.2))
+    made = run(driven(agent, judged(), engine, call_seconds=0.2))
     assert made.status is Status.timed_out
 
 

@@ -51,7 +51,7 @@ class SlotModel:
         computed."""
         if pass_tokens <= slots:
             raise ValueError(
-                f"engine.max_num_batched_tokens = {pass_tokens} must be more than engine.max_num_seqs = {slots}"
+                f"engine.memory.max_num_batched_tokens = {pass_tokens} must be more than engine.max_num_seqs = {slots}"
             )
         self.model = model
         self.context = context
@@ -232,7 +232,7 @@ def cache_tokens(cache: int, context: int, token_bytes: int) -> int:
     if tokens < 2 * context:
         least = -(-2 * context * token_bytes // MIB)
         raise ValueError(
-            f"engine.kv_cache = {cache} MiB cannot hold a prompt and a row of {context} tokens each; set it to "
+            f"engine.memory.kv_cache = {cache} MiB cannot hold a prompt and a row of {context} tokens each; set it to "
             f"{least} or more, or 0"
         )
     return tokens

@@ -184,7 +184,7 @@ def learner_of(config: Any) -> str:
         )
     for where, retries in [("", config.retries), *((f"{role}.", agent.retries) for role, agent in roles.items())]:
         if retries.max_retries or retries.rules:
-            raise ValueError(f"options.{where}retries would put two tries into one attempt; use rollout.retries")
+            raise ValueError(f"options.{where}retries puts two tries into one attempt; use rollout.failures.retries")
     for role, agent in roles.items():
         harness = config.agent_harnesses()[role].id
         if isinstance(agent.runtime, SubprocessConfig) and harness_class(harness).EXECUTES_CODE:

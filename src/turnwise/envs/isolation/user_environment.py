@@ -1,4 +1,4 @@
-"""Environments of the user in separate processes: `env.isolated = true` in a recipe.
+"""Environments of the user in separate processes: `env.isolation.enabled = true` in a recipe.
 
 Whatever such code does to its process (os._exit, a signal, an endless loop, all of the memory) then costs one attempt.
 """
@@ -36,9 +36,9 @@ def isolated_class(name: str, environment_class: Any, memory: int, variables: tu
     """A class like the given one that runs each attempt in a process with that many MiB of memory and these environment
     variables besides the usual ones. `name` is its name in the recipe."""
     if issubclass(environment_class, Isolated) or brings_agent(environment_class):
-        raise ValueError(f"env.isolated is ignored: {name} already runs in separate processes; remove it")
+        raise ValueError(f"env.isolation.enabled is ignored: {name} already runs in separate processes; remove it")
     if steps_many(environment_class) or closes_many(environment_class):
-        raise ValueError(f"{name} combines calls in step_many, which env.isolated prevents; remove one of them")
+        raise ValueError(f"{name} combines calls in step_many, which env.isolation.enabled prevents; remove one")
 
     def __init__(self: Isolated, **settings: Any) -> None:
         Isolated.__init__(self, settings=settings, memory=memory)

@@ -1,7 +1,7 @@
 """Environment variables for processes with other people's code: a short list without secrets.
 
 An agent or an environment of a library does not need the keys of clouds and trackers in a user's shell. A recipe names
-the other variables that it needs: `env.variables = ["OPENROUTER_API_KEY"]`.
+the other variables that it needs: `env.isolation.variables = ["OPENROUTER_API_KEY"]`.
 """
 
 from __future__ import annotations
@@ -35,4 +35,6 @@ def check_variables(named: Iterable[str]) -> None:
     """ValueError if a recipe names a variable that is not set; without this check, code that needs it fails later."""
     for name in named:
         if name not in os.environ:
-            raise ValueError(f"env.variables names {name}, which is not set; set it, or remove it from the recipe")
+            raise ValueError(
+                f"env.isolation.variables names {name}, which is not set; set it, or remove it from the recipe"
+            )

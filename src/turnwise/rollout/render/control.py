@@ -30,7 +30,8 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 """Private-use characters, which have no meaning."""
 NO_STAND_INS = "a text has too many private-use characters to mark its control tokens; remove them from the text"
 CANNOT_SPELL = (
-    "this tokenizer cannot write a control token as text; remove it from the text, or set rollout.trust_text = true"
+    "this tokenizer cannot write a control token as text; remove it from the text, or set "
+    "rollout.rendering.trust_text = true"
 )
 
 

@@ -38,7 +38,7 @@ LIBRARIES: Mapping[str, TrackerLibrary] = {
         packages=("tensorboardX",),
         extra="trackers",
         place="turnwise.runs.trackers.tensorboard:TensorBoard",
-        advice="make the run folder writable, or remove tensorboard from runs.trackers",
+        advice="make the run folder writable, or remove tensorboard from trackers",
         replaces=True,
     ),
     "wandb": TrackerLibrary(
@@ -57,7 +57,7 @@ LIBRARIES: Mapping[str, TrackerLibrary] = {
         packages=("trackio",),
         extra="trackio",
         place="turnwise.runs.trackers.trackio:Trackio",
-        advice="check TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL, and runs.project",
+        advice="check TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL, and tracking.project",
     ),
 }
 

@@ -11,7 +11,7 @@ from turnwise.runs.why.history import MetricHistory
 
 KEYS = {
     "clip": "loss",
-    "correction": "correction.truncate",
+    "correction": "correction.importance_sampling",
     "credit": "credit.name",
     "data": "env.data",
     "dtype": "model.dtype",
@@ -19,7 +19,7 @@ KEYS = {
     "entropy": "entropy",
     "environments": "env",
     "filter": "filter.name",
-    "gap_limit": "gap_limit",
+    "gap_limit": "guards.max_logprob_gap",
     "group_size": "rollout.group_size",
     "groups_per_update": "groups_per_update",
     "learning_rate": "optimizer.learning_rate",
@@ -37,7 +37,7 @@ KEYS = {
     "tasks": "env.tasks",
     "temperature": "sampling.temperature",
     "tools": "rollout.tools",
-    "turn_seconds": "rollout.turn_seconds",
+    "turn_seconds": "rollout.limits.call_seconds",
     "weight": "env.weight",
 }
 """Every key of a recipe that a check reads or names. No other place of this package spells one."""

@@ -101,7 +101,7 @@ class ActingAgent:
             if self.session.over:  # an agent in a thread may outlive its attempt and the environment
                 raise RuntimeError("the attempt is over")
             try:
-                async with asyncio.timeout(self.limits.turn_seconds):
+                async with asyncio.timeout(self.limits.call_seconds):
                     reply = await self.step(text)
             except Exception as error:
                 self.session.fail(error)

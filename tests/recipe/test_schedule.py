@@ -1,0 +1,40 @@
+import pytest
+from pydantic import ValidationError
+
+from turnwise.recipe.parse import parse_recipe
+from turnwise.recipe.schedule import GuardsConfig, ScheduleConfig
+
+
+def parse(**tree):
+    return parse_recipe({"env": [{"name": "hops"}], **tree}, "test")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"schedule": {"stale": "mask_turn"}}, 'schedule: stale is ignored with order = "started"'),
+        ({"schedule": {"order": "finished"}}, 'schedule.order = "finished" is ignored with max_lag = 0'),
+        (
+            {"schedule": {"overlap_evaluations": True}, "engine": {"name": "vllm", "vllm": {"server": "http://x"}}},
+            "engine.vllm.server has one version of them; set schedule.overlap_evaluations = false",
+        ),
+    ],
+)
+def test_a_schedule_that_would_be_ignored_is_refused(tree, message):
+    with pytest.raises(ValueError, match="^test: ") as caught:
+        parse(**tree)
+    assert message in str(caught.value)
+
+
+def test_a_schedule_is_taken_as_it_is_written():
+    schedule = parse(max_lag=2, schedule={"order": "finished", "stale": "mask_turn"}).schedule
+    assert (schedule.order, schedule.stale) == ("finished", "mask_turn")
+    assert parse().schedule == ScheduleConfig()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_nonfinite_updates": 0}, {"max_dropped_groups": 0}, {"max_logprob_gap": -1.0}]
+)
+def test_a_guard_that_would_stop_every_run_is_refused(settings):
+    with pytest.raises(ValidationError):
+        GuardsConfig(**settings)
