@@ -9,7 +9,6 @@ import subprocess
 import pytest
 
 import turnwise
-from turnwise.runs import machine
 from turnwise.runs.machine import commit_of, cpu_model, installed, read_machines, record_machine
 
 
@@ -79,14 +78,14 @@ def test_no_git_is_no_failure(tmp_path, monkeypatch):
     def absent(*arguments, **options):
         raise FileNotFoundError("git")
 
-    monkeypatch.setattr(machine.subprocess, "run", absent)
+    monkeypatch.setattr(subprocess, "run", absent)
     assert commit_of(tmp_path / "src" / "turnwise") == ""
 
 
 def test_the_processor_is_what_it_calls_itself(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: Fast 9000\n")
     assert cpu_model(tmp_path / "cpuinfo") == "Fast 9000"
-    assert cpu_model(tmp_path / "absent") == platform.processor() or platform.machine()
+    assert cpu_model(tmp_path / "absent") == (platform.processor() or platform.machine())
 
 
 def test_packages_that_are_not_there_are_left_out():
