@@ -94,7 +94,7 @@ def test_a_cause_that_comes_and_goes_is_remembered_for_a_while() -> None:
 
 def test_a_cause_hides_what_was_seen_of_it_before() -> None:
     """Actions are cut off first, and only later success has visibly fallen."""
-    lines = run_of(6, stop_length=0.9, success=[0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
+    lines = run_of(6, stop_length=0.9, success=[0.5, 0.5, 0.5, 0.0, 0.0, 0.0], groups_kept=32.0)
     assert [finding.name for finding in replay(lines[:4], recipe_with())[1]] == ["token_limit"]
     assert [finding.name for finding in replay(lines, recipe_with())[1]] == ["learning_rate"]
 
