@@ -75,7 +75,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
     tree = tomllib.loads(QUICKSTART.read_text())
     tree |= {"out": out, "steps": 1000, "groups_per_step": 2 if quick else 8, "engine": {"max_num_seqs": 64}}
     tree["evaluation"] = {"every": 0, "final_tasks": 1}
-    tree["runs"] = {"checkpoint_every": 1000}
+    tree["checkpoints"] = {"every": 1000}
     tree["optimizer"] = {"learning_rate": RATES[size]}
     tree["model"] = {"threads": threads} | ({"path": path} if path else MODELS[size])
     tree["sft"]["optimizer"]["learning_rate"] = {"1M": 3e-3, "6M": 1.5e-3}[size]

@@ -99,8 +99,8 @@ learning_rate = 1e-3
 every = 4
 tasks = 32
 final_tasks = 64
-[runs]
-checkpoint_every = 100
+[checkpoints]
+every = 100
 """
 TINY = """[model]
 path = "tiny"
