@@ -147,7 +147,8 @@ def needs(recipe: Recipe) -> frozenset[str]:
     for_teacher = {"buckets"} if recipe.distill.coefficient else set()
     several = recipe.updates_per_step > 1
     for_loss = {"old"} if ratio_of(recipe).anchor == "learner" and (several or recipe.correction.active) else set()
-    return ESTIMATORS[recipe.credit.name].needs | for_kl | for_teacher | for_loss
+    for_archive = {"inspection"} if recipe.archive.scores else set()
+    return ESTIMATORS[recipe.credit.name].needs | for_kl | for_teacher | for_loss | for_archive
 
 
 def names_of(holds: Callable[[Estimator], bool]) -> list[str]:

@@ -21,6 +21,10 @@ class RecordedAttempt:
     """[A] per turn; empty where the attempt did not train."""
     token_weights: tuple[Floats, ...]
     """[A] per turn; empty where the attempt did not train."""
+    learner_logprobs: tuple[Floats, ...] = ()
+    """[A] per turn, before the step's first update; empty where the run did not record them."""
+    entropies: tuple[Floats, ...] = ()
+    """[A] per turn; empty where the run did not record them."""
 
     @classmethod
     def of_record(cls, record: Record, attempt: int) -> RecordedAttempt:
@@ -32,7 +36,8 @@ class RecordedAttempt:
         start = sum(len(trajectory.turns) for trajectory in attempts[:attempt])
         trained = record.kept and attempt < len(group.trajectories)
         place = slice(start, start + len(attempts[attempt].turns)) if trained else slice(0, 0)
-        return cls(group.task, attempts[attempt], trained, record.credit[place], record.weights[place])
+        arrays = record.credit, record.weights, record.learner_logprobs, record.entropies
+        return cls(group.task, attempts[attempt], trained, *(values[place] for values in arrays))
 
     @property
     def new_from(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from turnwise.learn.critic import Critic
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change, Disturbance
-from turnwise.learn.policy import Policy, no_progress_bars
+from turnwise.learn.policy import Inspection, Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
 from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
@@ -28,7 +28,7 @@ from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 
-Scorer = Policy | Teacher | WithoutAdapters
+Scorer = Policy | Teacher | WithoutAdapters | Inspection
 """A model that scores. Its passes yield the indices of action tokens and their scores."""
 FOLDER = "optimizer"
 
@@ -47,8 +47,8 @@ class Learner:
         reduce: Reduce = alone,
         adapters: Adapters | None = None,
     ) -> None:
-        self.models: dict[str, Scorer] = {**frozen, "old": policy}
-        """Models by the name of their scores: old, reference, teacher, buckets, values."""
+        self.models: dict[str, Scorer] = {**frozen, "old": policy, "inspection": Inspection(policy)}
+        """Models by the name of their scores: old, inspection, reference, teacher, buckets, values."""
         self.policy = policy
         self.critic = critic
         self.adapters = adapters

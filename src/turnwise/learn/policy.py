@@ -115,6 +115,17 @@ class Policy:
         return torch.as_tensor(array).to(dtype).to(self.device)
 
 
+class Inspection:
+    """A policy whose scores are [tokens, 2]: logprobs and entropies."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def passes(self, plan: Plan) -> Iterator[tuple[Index, Tensor]]:
+        for picked, logprobs, entropies in self.policy.passes(plan):
+            yield picked, torch.stack([logprobs, entropies], dim=-1)
+
+
 def plainly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 

@@ -17,8 +17,8 @@ class CheckpointsConfig(Section):
 
 
 class ArchiveConfig(Section):
-    """How long recorded trajectories stay. Open it when the disk is small, or when every step of a long run has to
-    stay."""
+    """What is recorded of trajectories, and how long. Open it when the disk is small, when every step of a long run has
+    to stay, or to inspect single tokens."""
 
     in_short_list = ()
 
@@ -26,6 +26,9 @@ class ArchiveConfig(Section):
     """How many of the newest steps keep their trajectories."""
     evaluations: int = Field(20, ge=1)
     """How many of the newest evaluations keep their trajectories, besides the best one."""
+    scores: bool = False
+    """Record the learner's logprob and the entropy of every trained token, for the token inspector; costs one forward
+    pass per step."""
 
 
 class TrackingConfig(Section):

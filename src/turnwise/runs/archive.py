@@ -44,6 +44,9 @@ NO_ATTEMPT = Trajectory((), Status.failed)
 """Fills the row of a group without attempts."""
 ROW_GROUP_TOKENS = 1 << 18
 """Tokens after which a file gets a new part: what reading one attempt has to decode."""
+SCORES = ("learner_logprobs", "entropies")
+TRAINED = ("credit", "weights", *SCORES)
+"""Per token of the groups that trained; a file may lack the scores."""
 TIMES = tuple(field.name for field in fields(TurnTiming))
 
 
@@ -62,12 +65,16 @@ class Record:
     """[A] per turn of `turns_of([group])`; empty for a dropped group."""
     weights: tuple[Floats, ...] = ()
     """[A] per turn of `turns_of([group])`; empty for a dropped group."""
+    learner_logprobs: tuple[Floats, ...] = ()
+    """[A] per turn, of the learner before the step's first update; empty unless `archive.scores` asks for them."""
+    entropies: tuple[Floats, ...] = ()
+    """[A] per turn, of the distribution that each token was drawn from; empty unless `archive.scores` asks for them."""
 
     def __post_init__(self) -> None:
         sizes = [len(turn.action) for turn in turns_of([self.group])] if self.kept else []
-        for name in ("credit", "weights"):
+        for name in TRAINED:
             arrays = tuple(frozen_array(values, np.float32, f"Record.{name}") for values in getattr(self, name))
-            if [len(array) for array in arrays] != sizes:
+            if [len(array) for array in arrays] != sizes and (arrays or name not in SCORES):
                 raise ValueError(
                     f"Record.{name} of a {'kept' if self.kept else 'dropped'} group needs one array per turn that "
                     f"trains, of {sizes} tokens, got {[len(array) for array in arrays]} (task {self.group.task.id})"
@@ -98,7 +105,9 @@ def write_records(path: Path, step: int, records: Sequence[Record]) -> None:
         table.schema,
         compression="zstd",
         use_dictionary=False,  # a vocabulary is no small dictionary, and zstd finds the repeats of the other columns
-        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "credit", "weights")},
+        column_encoding={
+            f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", *TRAINED) if name in table.column_names
+        },
         write_statistics=False,
     ) as writer:
         for start, end in row_groups(records):
@@ -246,9 +255,10 @@ def to_table(step: int, records: Sequence[Record]) -> Any:
         **_turn_columns(attempts),
     }
     trained = [t.num_action_tokens if records[n].kept and t.status.counts else 0 for n, _, t in rows]
-    for name in ("credit", "weights"):
+    for name in TRAINED:
         arrays = [array for record in records for array in getattr(record, name)]
-        columns[name] = token_column(trained, arrays, np.float32)
+        if arrays or name not in SCORES:
+            columns[name] = token_column(trained, arrays, np.float32)
     return pa.table(columns).replace_schema_metadata({FORMAT_KEY: FORMAT})
 
 
@@ -264,7 +274,7 @@ def from_table(table: Any) -> list[Record]:
         if of_kept and attempt is not None and attempt.status.counts
         for turn in attempt.turns
     ]
-    credit, weights = pieces_of(column["credit"], trained), pieces_of(column["weights"], trained)
+    pieces = [pieces_of(column[name], trained) if name in column else iter(()) for name in TRAINED]
     records = []
     for _, same in groupby(range(len(attempts)), column["group"].to_pylist().__getitem__):
         rows = list(same)
@@ -276,7 +286,7 @@ def from_table(table: Any) -> list[Record]:
             tuple(attempt for attempt in found if not attempt.status.counts),
         )
         count = len(list(turns_of([group]))) if kept[row] else 0
-        records.append(Record(group, kept[row], tuple(islice(credit, count)), tuple(islice(weights, count))))
+        records.append(Record(group, kept[row], *(tuple(islice(values, count)) for values in pieces)))
     return records
 
 

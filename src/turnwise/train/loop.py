@@ -297,7 +297,7 @@ def train_step(
         "seconds/plan_and_credit": time.perf_counter() - began - (sum(learner.seconds.values()) - spent),
         "seconds/train": time.perf_counter() - began,
     }
-    return metrics, records_of(taken, credit, flat(token_weights))
+    return metrics, records_of(taken, credit, flat(token_weights), step_scores.get("inspection", []))
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -337,12 +337,15 @@ def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> 
     }
 
 
-def records_of(taken: Taken, credit: Credit, weights: TokenWeights) -> list[Record]:
-    """Every group of the step for the archive; credit and weights with those that were trained on."""
+def records_of(taken: Taken, credit: Credit, weights: TokenWeights, inspected: PerTurn) -> list[Record]:
+    """Every group of the step for the archive; credit, weights and, where they were asked for, the learner's logprobs
+    and entropies with those that were trained on."""
     sizes = [sum(len(trajectory.turns) for trajectory in group.trajectories) for group in taken.kept]
+    scored = [[scores.reshape(-1, 2)[:, column] for scores in inspected] for column in (0, 1)] if inspected else []
+    arrays = [split_by(values, sizes) for values in (credit, weights, *scored)]
     kept = [
-        Record(group, True, tuple(c.astype(np.float32) for c in cs), tuple(w.astype(np.float32) for w in ws))
-        for group, cs, ws in zip(taken.kept, split_by(credit, sizes), split_by(weights, sizes), strict=True)
+        Record(group, True, *(tuple(array.astype(np.float32) for array in of_group) for of_group in per_turn))
+        for group, *per_turn in zip(taken.kept, *arrays, strict=True)
     ]
     return [*kept, *(Record(group, False, (), ()) for group in taken.dropped)]
 
