@@ -37,7 +37,8 @@ class RunParts:
     """All that a run works with. Whoever made them closes them."""
 
     loop: LoopParts
-    evaluator: Evaluator
+    evaluator: Evaluator | None
+    """None where nothing samples, so that nothing is evaluated."""
     environments: Environments
     tokenizer: Any
 
@@ -87,7 +88,8 @@ class Run:
         self.tracker.log(0, metrics | self.parts.environments.report())
         self.checkpoint()
         self.since = self.model_seconds()
-        self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
+        if self.state.before:
+            self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
 
     async def train(self, stop: asyncio.Event) -> None:
         self.screen.begin("training", self.recipe.steps, self.state.progress.step)
@@ -103,7 +105,8 @@ class Run:
             raise
         finally:
             self.screen.end()
-        await self.parts.evaluator.stop()
+        if self.parts.evaluator is not None:
+            await self.parts.evaluator.stop()
         self.checkpoint()
 
     async def after(
@@ -162,6 +165,8 @@ class Run:
 
     async def full_evaluation(self) -> dict[str, float]:
         """Held-out metrics of the live weights before and after training."""
+        if self.parts.evaluator is None:
+            return {}
         count = self.recipe.evaluation.final_tasks
         return {
             **(await self.evaluation(greedy=False, count=count)).metrics,
@@ -170,6 +175,7 @@ class Run:
 
     async def evaluation(self, *, greedy: bool, count: int) -> Evaluation:
         """An evaluation of the live weights, for which training waits."""
+        assert self.parts.evaluator is not None
         version = self.state.progress.step
         return await self.parts.evaluator.evaluate(
             version, self.heldout(count), greedy=greedy, weights=self.weights(version)
@@ -177,6 +183,7 @@ class Run:
 
     async def begin_evaluation(self, version: int) -> None:
         """Begin an evaluation that overlaps training."""
+        assert self.parts.evaluator is not None
         weights = self.weights(version)
         if weights is None:
             raise ValueError(f"the evaluation of step {version} has not ended; resume with evaluation.overlap = true")
@@ -185,6 +192,8 @@ class Run:
     async def evaluate(self) -> dict[str, float]:
         """Make the evaluation that is due, unless it overlaps training; metrics of those that have ended. One that
         overlaps training is waited for where the next is due."""
+        if self.parts.evaluator is None:
+            return {}
         step, due, metrics = self.state.progress.step, self.is_due, {}
         if (ended := await self.parts.evaluator.collect(wait=due)) is not None:
             self.state.evaluating, metrics = None, ended.metrics
@@ -219,7 +228,7 @@ class Run:
     def weights(self, version: int) -> Mapping[str, Any] | None:
         """What an evaluation has to load for a version: nothing where it shares the engine of training, which has
         it."""
-        if self.parts.evaluator.engine is self.parts.loop.engine:
+        if self.parts.evaluator is not None and self.parts.evaluator.engine is self.parts.loop.engine:
             return None
         if version == self.state.progress.step:
             return self.parts.loop.learner.publish()
@@ -268,7 +277,8 @@ class Run:
 
 
 def success_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {kind: metrics[f"eval/{kind}/success"] for kind in ("sampled", "greedy")}
+    """Held-out success by how it was sampled; empty where nothing was evaluated."""
+    return {kind: metrics[name] for kind in ("sampled", "greedy") if (name := f"eval/{kind}/success") in metrics}
 
 
 def describe_success(success: Mapping[str, float]) -> str:
