@@ -11,7 +11,7 @@ import pytest
 
 from support.acting import group
 from support.replaying import copied, record_run, recorded_recipe, same_weights, weights_of
-from support.running import SilentScreen, untimed
+from support.running import SilentScreen, train, untimed
 from turnwise.assemble import engines
 from turnwise.assemble.replay import refuse_ignored, replaying, resuming_replay
 from turnwise.assemble.run import resume
@@ -135,6 +135,23 @@ def test_an_asynchronous_run_is_replayed_with_its_lag(tmp_path: Path) -> None:
         [line[name] for name in names] for line in training_lines(run)
     ]
     assert same_weights(run, tmp_path / "again", 4)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["credit={name='gae'}", "filter.name=keep_all"],
+        ["kl.coefficient=0.1"],
+        ["groups_per_update=2", "epochs=2", "loss.anchor=learner"],
+        ["max_lag=1", "order=finished", "stale=mask_turn"],
+    ],
+    ids=["critic", "reference", "mini-batches", "finished"],
+)
+def test_other_objectives_are_replayed_bit_for_bit_too(recorded: Path, tmp_path: Path, overrides: list[str]) -> None:
+    train(recipe_of(recorded, tmp_path / "made", "steps=2", *overrides))
+    replay(recipe_of(recorded, tmp_path / "again", "steps=2", *overrides), tmp_path / "made")
+    assert same_weights(tmp_path / "made", tmp_path / "again", 2)
+    assert not same_weights(tmp_path / "made", recorded, 2)
 
 
 def test_an_archive_that_begins_later_counts_versions_from_there(recorded: Path, tmp_path: Path) -> None:

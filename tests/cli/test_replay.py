@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.test_cli import mistake
-from support.replaying import copied, record_run, same_weights
+from support.replaying import copied, mistake, record_run, same_weights
 from support.running import untimed
 from turnwise.assemble.provenance import fingerprint
 from turnwise.cli.commands import main

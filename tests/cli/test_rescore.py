@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_cli import mistake
-from support.replaying import copied, record_run, same_weights
+from support.replaying import copied, mistake, record_run, same_weights
 from turnwise.cli.commands import main
 from turnwise.cli.rescore import environment_overrides
 from turnwise.runs.archive import read_step, step_path

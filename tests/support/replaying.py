@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.numpy import load_file
 
 from support.running import micro_recipe, micro_toml, train
@@ -61,6 +62,15 @@ def record_run(folder: Path, *overrides: str) -> Path:
 def copied(run: Path, folder: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(run, folder / "copy"))
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistaken command prints."""
+    assert main(list(arguments)) == 2
+    printed = capsys.readouterr().err.strip()
+    assert printed.startswith("turnwise: ")
+    assert "\n" not in printed
+    return printed
 
 
 def weights_of(run: Path, step: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def check_tokenizer(source: RecordedArchive, tokenizer: Any) -> None:
     if latest is not None and load_tokenizer(latest.path).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"the model has another vocabulary than that of {source.folder.path}; start from one with the same, for "
-            f"instance model=\"{{path='{latest.path}'}}\" sft.updates=0"
+            f"instance \"model={{path='{latest.path}'}}\" sft.updates=0"
         )
 
 

@@ -114,11 +114,11 @@ def run_and_report(
     for when, success in (("before: ", summary["before"]), ("after:  ", summary["after"])):
         if success:
             screen.say(f"{when}held-out success {describe_success(success)}")
-    evaluated = "evaluations/ and " if summary["before"] else "and "
+    evaluations = ", evaluations/" if summary["before"] else ""
     screen.say(
         f"{summary['updates']} updates in {seconds['train']:.0f} s"
         + (f", after a warm start of {seconds['warm_start']:.0f} s" if "warm_start" in seconds else "")
-        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/, {evaluated}checkpoints/"
+        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/{evaluations} and checkpoints/"
     )
     return 0
 
