@@ -18,7 +18,7 @@ class Generous(Hops):
         reply = await super().step(message)
         return replace(reply, reward=2 * reply.reward, marks={"generous": 1.0})
 
-    async def close(self) -> Reply | None:
+    async def close(self) -> Reply | None:  # type: ignore[override]
         return Reply(outcome=0.125)
 
 
@@ -79,5 +79,5 @@ class Stubborn(Hops):
         super().__init__()
         self.bonus = bonus
 
-    async def close(self) -> Reply | None:
+    async def close(self) -> Reply | None:  # type: ignore[override]
         return Reply(outcome=self.bonus)
