@@ -16,6 +16,7 @@ from turnwise.cluster.replica import open_replicas
 from turnwise.engines.base import Engine, vocabulary_of
 from turnwise.engines.remote.process import ProcessEngine
 from turnwise.engines.remote.router import Router
+from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.vllm.engine import VllmEngine
@@ -54,6 +55,11 @@ def engine_of(
     apart = inline if recipe.cluster.is_spread else None
     worker = workers("engine") if recipe.max_lag else apart
     return ENGINES[recipe.engine.name](recipe, model, renderer, version, worker)
+
+
+def engine_of_nobody(renderer: Renderer) -> Engine:
+    """An engine for a loop that samples nothing: it counts versions."""
+    return ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
 
 
 def evaluation_engine_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, workers: Workers) -> Engine:

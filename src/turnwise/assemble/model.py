@@ -73,6 +73,27 @@ def renderer_of(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> Re
     return Renderer(tokenizer, rollout.history, rollout.tools, ends, trust_text=rollout.rendering.trust_text)
 
 
+def check_group(recipe: Recipe, renderer: Renderer, vocabulary: int, group: Group) -> None:
+    """Refuse a recorded group with a turn that the model cannot compute, or whose tokens are another model's."""
+    longest = recipe.rollout.max_trajectory_tokens
+    turns = [turn for trajectory in (*group.trajectories, *group.failed) for turn in trajectory.turns]
+    for turn in turns:
+        if (size := len(turn.prompt) + len(turn.action)) > longest:
+            raise ValueError(
+                f"a turn has {size} tokens, more than rollout.max_trajectory_tokens = {longest}; raise that"
+            )
+        if (token := max(int(turn.prompt.max()), int(turn.action.max(initial=0)))) >= vocabulary:
+            raise ValueError(f"a turn has the token {token}, and those of the model are 0 to {vocabulary - 1}")
+    if group.task.dataset in {entry.label for entry in recipe.env if entry.is_driven}:
+        return  # an agent puts the text together
+    for turn in turns[:1]:
+        if len(turn.action) and renderer.said(turn.prompt, turn.action) != turn.said:
+            raise ValueError(
+                "its tokens do not say what is recorded as said; start from a model with the vocabulary of the "
+                "recorded run, and with its rollout.tools"
+            )
+
+
 def limits(recipe: Recipe) -> Limits:
     r = recipe.rollout
     return Limits(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
-from turnwise.rollout.group import AttemptMaker
 from turnwise.runs import archive, setback
 from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_steps
 from turnwise.runs.checksums import write_checksums
@@ -43,9 +42,10 @@ from turnwise.runs.trackers.names import open_trackers
 from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
 from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
+from turnwise.schedule.stream import MakeGroup
 from turnwise.schedule.tasks import Draw
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
-from turnwise.train.loop import LoopParts, Settings, Stages
+from turnwise.train.loop import Arrived, LoopParts, Settings, Stages, unchecked
 from turnwise.train.run import WAITING, Run, RunParts
 from turnwise.train.state import State
 from turnwise.train.warm_start import Stopped
@@ -54,6 +54,8 @@ from turnwise.types import Group, Turn
 
 Plans = Callable[[Sequence[Turn]], list[Plan]]
 """How turns are laid out."""
+OpenParts = Callable[..., AbstractAsyncContextManager[RunParts]]
+"""Opens the parts of a run, as `run_parts` does."""
 
 # ---------------------------------------------------------------- runs
 
@@ -81,14 +83,21 @@ async def resume(
 
 @asynccontextmanager
 async def training(
-    recipe: Recipe, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+    recipe: Recipe,
+    screen: Screen,
+    stop: asyncio.Event,
+    workers: Workers = in_own_thread,
+    open_parts: OpenParts | None = None,
+    origin: str = "",
 ) -> AsyncIterator[Run]:
-    """A new run in its folder, its warm start made. A start that fails before the first checkpoint leaves no folder."""
+    """A new run in its folder, its warm start made. A start that fails before the first checkpoint leaves no folder.
+    A run with other parts than those that sample says so in its folder by its origin."""
     check(recipe)
     with owned(RunFolder.make(recipe.out).path):
-        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), partial(stamp_where_asked, recipe))
+        stamp_of = partial(stamp_where_asked, recipe)
+        folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), stamp_of, origin)
         try:
-            async with started(recipe, folder, screen, stop, workers) as run:
+            async with started(recipe, folder, screen, stop, workers, open_parts) as run:
                 yield run
         except (Stopped, asyncio.CancelledError, KeyboardInterrupt):  # and can be resumed
             raise
@@ -106,10 +115,13 @@ async def resuming(
     workers: Workers = in_own_thread,
     overrides: Sequence[str] = (),
     trust: Trust = "ask",
+    open_parts: OpenParts | None = None,
 ) -> AsyncIterator[Run]:
     """A run as its last checkpoint left it, or at its start where it has never come to one; what it recorded after that
     is cut away and made again. Overrides may say that it runs elsewhere now."""
     folder = RunFolder.open(path)
+    if folder.origin.exists() and open_parts is None:
+        raise ValueError(f'{path} is made of another run; go on with it by "turnwise train --resume {path}"')
     with owned(folder.path):
         recipe = recipe_of_run(folder, overrides, trust).model_copy(update={"out": str(folder.path)})
         check(recipe)
@@ -118,16 +130,21 @@ async def resuming(
             folder.check_reference(keeps_start(recipe))
         setback.cut_back(folder, checkpoint, recipe.checkpoints.every)
         if checkpoint is None:
-            opened = started(recipe, folder, screen, stop, workers)
+            opened = started(recipe, folder, screen, stop, workers, open_parts)
         else:
-            opened = restored(recipe, folder, checkpoint, screen, workers)
+            opened = restored(recipe, folder, checkpoint, screen, workers, open_parts)
         async with opened as run:
             yield run
 
 
 @asynccontextmanager
 async def started(
-    recipe: Recipe, folder: RunFolder, screen: Screen, stop: asyncio.Event, workers: Workers = in_own_thread
+    recipe: Recipe,
+    folder: RunFolder,
+    screen: Screen,
+    stop: asyncio.Event,
+    workers: Workers = in_own_thread,
+    open_parts: OpenParts | None = None,
 ) -> AsyncIterator[Run]:
     """A run before its first evaluation."""
     record_machine(folder.machine, 0, gpu_names())
@@ -141,13 +158,21 @@ async def started(
                 with atomic_folder(folder.reference) as aside:
                     save_policy(model, tokenizer, aside)
                     write_checksums(aside)
-            async with run_parts(recipe, environments, model, tokenizer, folder.evaluations, workers=workers) as parts:
+            opened = (open_parts or run_parts)(
+                recipe, environments, model, tokenizer, folder.evaluations, workers=workers
+            )
+            async with opened as parts:
                 yield Run(recipe, folder, parts, state, screen, tracker)
 
 
 @asynccontextmanager
 async def restored(
-    recipe: Recipe, folder: RunFolder, checkpoint: Checkpoint, screen: Screen, workers: Workers = in_own_thread
+    recipe: Recipe,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    screen: Screen,
+    workers: Workers = in_own_thread,
+    open_parts: OpenParts | None = None,
 ) -> AsyncIterator[Run]:
     """A run as its checkpoint left it."""
     record_machine(folder.machine, checkpoint.step, gpu_names())
@@ -159,7 +184,7 @@ async def restored(
         path = folder.reference if recipe.lora.rank else checkpoint.path
         model, tokenizer = await model_and_tokenizer(recipe, environments, path)
         beginning = partial(load_model, folder.reference)
-        async with run_parts(
+        async with (open_parts or run_parts)(
             recipe, environments, model, tokenizer, folder.evaluations, checkpoint, beginning, workers
         ) as parts:
             run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen, tracker)
@@ -247,7 +272,8 @@ async def run_parts(
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         start_metrics = await metrics_at_start(weight_check, step)
         attempts = training_attempts(recipe, environments, engine, renderer)
-        stages = stages_of(recipe, attempts, plan, run, weight_check)
+        sample: MakeGroup = lambda draw: attempts.group(draw.task, draw.epoch)
+        stages = stages_of(recipe, sample, plan, run, weight_check.arrived)
         order = task_order(recipe, environments.tasks("train"))
         loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
         yield RunParts(
@@ -292,12 +318,12 @@ def weight_check_of(
     )
 
 
-def stages_of(recipe: Recipe, attempts: AttemptMaker, plan: Plans, run: Worker, weight_check: WeightCheck) -> Stages:
-    """The functions of a step, as the recipe names them."""
+def stages_of(recipe: Recipe, make: MakeGroup, plan: Plans, run: Worker, arrived: Arrived = unchecked) -> Stages:
+    """The functions of a step, as the recipe names them, given what makes groups."""
     settle = objective.failure_of(recipe)
 
     async def make_group(draw: Draw) -> Group:
-        return settle(await attempts.group(draw.task, draw.epoch))
+        return settle(await make(draw))
 
     return Stages(
         make_group=make_group,
@@ -310,7 +336,7 @@ def stages_of(recipe: Recipe, attempts: AttemptMaker, plan: Plans, run: Worker, 
         anchor=objective.ratio_of(recipe).compare,
         objective=objective.objective_of(recipe),
         run=run,
-        arrived=weight_check.arrived,
+        arrived=arrived,
     )
 
 

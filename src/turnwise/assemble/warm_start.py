@@ -11,21 +11,27 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.assemble.checks import check_model
+from turnwise.assemble.engines import engine_of_nobody
 from turnwise.assemble.environments import task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, portable, sft_learner
-from turnwise.assemble.model import limits, model_and_tokenizer, renderer_of
+from turnwise.assemble.model import check_group, limits, model_and_tokenizer, renderer_of
 from turnwise.assemble.provenance import differences, fingerprint_of, provenance
 from turnwise.credit.correction import uncorrected
 from turnwise.credit.scope import anchor_tokens
 from turnwise.credit.teaching import imitate
 from turnwise.credit.weighting import token_mean
 from turnwise.data.cache import cache_folder, made_again, made_once
-from turnwise.engines.scripted import ScriptedEngine
+from turnwise.engines.base import vocabulary_of
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
-from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
+from turnwise.rollout.demonstrate import (
+    ArchivedDemonstrations,
+    Demonstrator,
+    RecordedDemonstrations,
+    read_demonstrations,
+)
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.screen import Screen
@@ -87,7 +93,7 @@ async def demonstrating(
 ) -> AsyncIterator[LoopParts]:
     """What the loop works with in a warm start: demonstrations for attempts and likelihood for a loss."""
     renderer = renderer_of(recipe, model, tokenizer)
-    order, make_group = demonstrations(recipe, environments, renderer)
+    order, make_group = demonstrations(recipe, environments, renderer, model)
     lay_out = layout_of(recipe, model)
     stages = Stages(
         make_group=make_group,
@@ -101,7 +107,7 @@ async def demonstrating(
         objective=Objective(likelihood),
         run=inline,
     )
-    nobody = ScriptedEngine(lambda prompt, session, seed: "", lambda text: [], end_token=renderer.end_token)
+    nobody = engine_of_nobody(renderer)
     with placed(recipe) as site:
         make = partial(sft_learner, recipe, portable(recipe, model))
         with closing(learner_for(recipe, model, make, site)) as learner:
@@ -109,9 +115,12 @@ async def demonstrating(
 
 
 def demonstrations(
-    recipe: Recipe, environments: Environments, renderer: Renderer
+    recipe: Recipe, environments: Environments, renderer: Renderer, model: CausalLM
 ) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
-    """(in which order tasks are met, what demonstrates one): from a file, or by the environments' experts."""
+    """(in which order tasks are met, what demonstrates one): from a file of attempts or conversations, or by the
+    environments' experts."""
+    if recipe.sft.data.endswith(".parquet"):
+        return archived_attempts(recipe, renderer, model)
     if recipe.sft.data:
         recorded = RecordedDemonstrations(renderer)
         tasks = read_demonstrations(Path(recipe.sft.data))
@@ -121,6 +130,25 @@ def demonstrations(
     expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, noise, environments.plays)
     order = task_order(recipe, environments.tasks("train", recipe.sft.demonstrations))
     return order, lambda draw: expert.group(draw.task, draw.epoch)
+
+
+def archived_attempts(
+    recipe: Recipe, renderer: Renderer, model: CausalLM
+) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
+    """Attempts of a file, in the order of the seed, once it is known that the model can compute them."""
+    archived = ArchivedDemonstrations(Path(recipe.sft.data))
+    vocabulary = vocabulary_of(model)
+    for group in archived.groups.values():
+        try:
+            check_group(recipe, renderer, vocabulary, group)
+        except ValueError as error:
+            raise ValueError(f"{recipe.sft.data}, task {group.task.id}: {error}") from None
+
+    async def make_group(draw: Draw) -> Group:
+        return archived.group(draw.task)
+
+    dataset = archived.tasks[0].dataset
+    return TaskOrder({dataset: archived.tasks}, {dataset: 1.0}, recipe.seed), make_group
 
 
 def settings_of(recipe: Recipe) -> Settings:

@@ -11,12 +11,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never
 
 from turnwise import disk
+from turnwise.cli.attended import attended
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.replay import replay_of, resuming_of, say_differences
 from turnwise.cli.report import compare_command, report_command
+from turnwise.cli.rescore import rescore_command
+from turnwise.cli.sft import sft_command
 from turnwise.cli.show import show_command
 from turnwise.cli.terminal import open_screen
 from turnwise.cli.why import why_command
@@ -26,14 +30,15 @@ if TYPE_CHECKING:
     from turnwise.recipe.schema import Recipe
 
 Summary = dict[str, Any] | None
-Result = TypeVar("Result")
 
 
 def train_command(chosen: argparse.Namespace) -> int:
     from turnwise.assemble.run import resuming, training
 
     screen = open_screen()
-    if chosen.resume:
+    if chosen.source:
+        ready, folder, blocked_seconds = replay_of(chosen, screen)
+    elif chosen.resume:
         given = [text for text in (chosen.recipe, *chosen.overrides) if text is not None]
         if not all(text.startswith("cluster.") for text in given):
             raise ValueError(
@@ -41,19 +46,23 @@ def train_command(chosen: argparse.Namespace) -> int:
             )
         folder = Path(chosen.resume)
         blocked_seconds = blocked_seconds_in(folder)
-        ready = partial(resuming, folder, screen, overrides=given, trust=chosen.trust)
+        ready = partial(resuming_of(folder) or resuming, folder, screen, overrides=given, trust=chosen.trust)
     else:
         if chosen.trust != "ask":
-            raise ValueError("--trust goes with --resume: a recipe that you give is yours; remove it")
+            raise ValueError("--trust goes with --resume or --from: a recipe that you give is yours; remove it")
         recipe = recipe_of(chosen.recipe, chosen.overrides)
         folder, blocked_seconds = Path(recipe.out), recipe.rollout.limits.blocked_seconds
         ready = partial(training, recipe, screen)
 
     async def work(stop: asyncio.Event) -> Summary:
         async with ready(stop=stop) as run:
-            return await run.to_end(stop)
+            summary: Summary = await run.to_end(stop)
+            return summary
 
-    return run_and_report(work, folder, screen, blocked_seconds)
+    code = run_and_report(work, folder, screen, blocked_seconds)
+    if chosen.source and not code:
+        say_differences(chosen.source, folder, screen)
+    return code
 
 
 def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
@@ -105,62 +114,16 @@ def run_and_report(
         screen.say(f"stopped; {farewell}")
         return 130
     seconds = summary["seconds"]
-    screen.say(f"before: held-out success {describe_success(summary['before'])}")
-    screen.say(f"after:  held-out success {describe_success(summary['after'])}")
+    for when, success in (("before: ", summary["before"]), ("after:  ", summary["after"])):
+        if success:
+            screen.say(f"{when}held-out success {describe_success(success)}")
+    evaluations = ", evaluations/" if summary["before"] else ""
     screen.say(
         f"{summary['updates']} updates in {seconds['train']:.0f} s"
         + (f", after a warm start of {seconds['warm_start']:.0f} s" if "warm_start" in seconds else "")
-        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/, evaluations/ and checkpoints/"
+        + f"; {folder}/ has summary.json, curve.png, metrics.jsonl, archive/{evaluations} and checkpoints/"
     )
     return 0
-
-
-def sft_command(chosen: argparse.Namespace) -> int:
-    from turnwise.assemble.checks import check, check_tasks
-    from turnwise.assemble.model import set_threads
-    from turnwise.assemble.run import open_environments
-    from turnwise.assemble.warm_start import checked_model, warm_up
-    from turnwise.atomic import atomic_folder
-    from turnwise.learn.learner import save_policy
-    from turnwise.schedule.stopping import RunStopped
-
-    recipe = recipe_of(chosen.recipe, chosen.overrides)
-    if not recipe.sft.updates:
-        raise ValueError("sft.updates is 0: there is nothing to train; set it in the recipe or with sft.updates=200")
-    out = Path(recipe.out)
-    if out.exists():
-        raise ValueError(f"{out} exists already; choose another folder with out=...")
-    check(recipe)
-    set_threads(recipe)
-    screen = open_screen()
-
-    async def work(stop: asyncio.Event) -> None:
-        with open_environments(recipe) as environments:
-            check_tasks(recipe, environments)
-            model, tokenizer = await checked_model(recipe, environments)
-            await warm_up(recipe, environments, model, tokenizer, screen, asyncio.Event())
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_folder(out) as aside:
-            save_policy(model, tokenizer, aside)
-
-    try:
-        attended(work, screen, recipe)
-    except asyncio.CancelledError:
-        screen.say("stopped")
-        return 130
-    except RunStopped as error:
-        screen.say(f"turnwise: the warm start stopped: {error}")
-        return 1
-    screen.say(f"wrote {out}; train from it with model.path={out} sft.updates=0")
-    return 0
-
-
-def attended(work: Callable[[asyncio.Event], Coroutine[Any, Any, Result]], screen: Screen, recipe: Any) -> Result:
-    """The result of work that leaves nothing behind when it is stopped; CancelledError where it is."""
-    from turnwise.schedule.watchdog import Watchdog
-
-    seconds = recipe.rollout.limits.blocked_seconds
-    return Watchdog(say=screen.say, blocked_seconds=seconds, farewell="nothing was written").run(work)
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
@@ -331,6 +294,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": show_command,
     "report": report_command,
     "compare": compare_command,
+    "rescore": rescore_command,
     "verify": verify_command,
     "cost": cost_command,
     "why": why_command,

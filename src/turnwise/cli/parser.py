@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.replay import add_best_options, add_replay_option
 from turnwise.cli.report import add_report_commands
+from turnwise.cli.rescore import add_rescore_command
 from turnwise.cli.show import add_show_command
 
 EPILOG = """examples:
@@ -17,6 +19,9 @@ EPILOG = """examples:
   turnwise show runs/quickstart --worst                        what the agent did; see show --help
   turnwise report runs/quickstart                              one HTML file: curves, attempts, costs
   turnwise compare runs/quickstart runs/other                  recipes, success with a test, costs
+  turnwise train --from runs/quickstart steps=1                train on what a run recorded, without sampling
+  turnwise rescore runs/quickstart --env mine:Hops             what a changed reward would have paid; see rescore --help
+  turnwise sft --from runs/quickstart --best out=models/best   imitate the best attempts of a run
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
@@ -101,11 +106,14 @@ def add_training_commands(commands: Any) -> None:
     train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    add_replay_option(train)
     train.add_argument("--trust", **TRUST)
 
     sft = commands.add_parser("sft", help="train on demonstrations; writes a model folder to out")
-    sft.add_argument("recipe", help="a TOML file with an [sft] table")
+    sft.add_argument("recipe", nargs="?", help="a TOML file with an [sft] table; with --from, instead of the run's own")
     sft.add_argument("overrides", nargs="*", metavar="key=value")
+    add_best_options(sft)
+    sft.add_argument("--trust", **TRUST)
 
 
 def add_eval_command(commands: Any) -> None:
@@ -143,6 +151,7 @@ def add_inspection_commands(commands: Any) -> None:
     """The commands that look at a run."""
     add_show_command(commands)
     add_report_commands(commands)
+    add_rescore_command(commands).add_argument("--trust", **TRUST)
 
     breaks = commands.add_parser(
         "breaks", help="list why prompts of a run do not begin with the turn before, and what that costs in tokens"

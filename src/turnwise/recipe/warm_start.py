@@ -21,7 +21,8 @@ class SftConfig(Section):
     demonstrations: int = Field(2048, ge=1)
     """Tasks per environment that are demonstrated; a task that comes again has its mistakes at other turns."""
     data: str = ""
-    """A file of JSON lines with {"messages": [...]}; empty lets the environments demonstrate."""
+    """What to learn from: JSON lines with {"messages": [...]}, or the .parquet file of attempts that `turnwise sft
+    --from RUN` leaves in its folder; empty asks the environments to demonstrate."""
     noise: float = Field(0.0, ge=0, le=1)
     """Chance of a mistake at each demonstrated turn."""
     batch: int = Field(64, ge=1)

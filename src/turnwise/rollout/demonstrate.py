@@ -23,6 +23,7 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
+from turnwise.runs.archive import read_step
 from turnwise.tokens import Tokens
 from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn
 
@@ -104,6 +105,28 @@ def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
     function = schema["function"]
     parameters = {"parameters": function["parameters"]} if "parameters" in function else {}
     return ToolSpec(function["name"], function.get("description", ""), **parameters)
+
+
+class ArchivedDemonstrations:
+    """Attempts of a file that the archive's `write_records` wrote, with the exact tokens that were sampled. Each
+    attempt that counts is a demonstration.
+
+    Example:
+        archived = ArchivedDemonstrations(Path("models/best/attempts.parquet"))
+        archived.group(archived.tasks[0])
+    """
+
+    def __init__(self, path: Path) -> None:
+        attempts = [(record.group.task, one) for record in read_step(path) for one in record.group.trajectories]
+        if not attempts:
+            raise ValueError(f"{path} holds no attempt that counts")
+        self.groups = {f"{path.name}:{number}": Group(task, (one,)) for number, (task, one) in enumerate(attempts)}
+        self.tasks = [Task(name, path.stem) for name in self.groups]
+        """One for each attempt."""
+
+    def group(self, task: Task) -> Group:
+        """The attempt that one of the tasks stands for."""
+        return self.groups[task.id]
 
 
 @dataclass(frozen=True, slots=True)

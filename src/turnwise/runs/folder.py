@@ -16,7 +16,7 @@ from turnwise.runs.checksums import NAME as CHECKSUMS
 from turnwise.runs.checksums import check_checksums, check_file, checksum_line
 from turnwise.runs.lock import NAME as LOCK
 
-EVENTS, STAMP = "events.log", "trust"
+EVENTS, STAMP, ORIGIN = "events.log", "trust", "origin.json"
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,14 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path | str, config: Mapping[str, Any], stamp_of: Callable[[bytes], str | None] = lambda config: None
+        cls,
+        path: Path | str,
+        config: Mapping[str, Any],
+        stamp_of: Callable[[bytes], str | None] = lambda config: None,
+        origin: str = "",
     ) -> RunFolder:
-        """The folder of a new run, with its config.json, the checksum of that, and the stamp of its owner, if any.
+        """The folder of a new run, with its config.json, the checksum of that, the stamp of its owner, if any, and its
+        origin, where it is made of another run.
 
         config.json comes last: it is what makes a folder one of a run, and a kill must not leave one that lacks the
         others.
@@ -57,6 +62,9 @@ class RunFolder:
         with explained(folder.path):
             clear_leftovers(folder.path)
             try:
+                folder.origin.unlink(missing_ok=True)  # a start that was killed may have left one
+                if origin:
+                    write_atomically(folder.origin, origin)
                 if stamp is not None:
                     write_atomically(folder.stamp, stamp + "\n")
                 write_atomically(folder.path / CHECKSUMS, checksum_line(text.encode(), folder.config.name))
@@ -69,7 +77,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all that a run makes before its first checkpoint, and the folder unless something else is in it. What
         happened, in words, stays."""
-        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.metrics, self.machine):
+        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.origin, self.metrics, self.machine):
             path.unlink(missing_ok=True)
         for path in (self.archive, self.evaluations, self.checkpoints, self.reference, self.trackers):
             shutil.rmtree(path, ignore_errors=True)
@@ -123,6 +131,11 @@ class RunFolder:
     def machine(self) -> Path:
         """What the run is computed on and with, see `machine`."""
         return self.path / "machine.json"
+
+    @property
+    def origin(self) -> Path:
+        """What says which run it was made of, where it was made of one, see `origin`."""
+        return self.path / ORIGIN
 
     @property
     def metrics(self) -> Path:
@@ -183,7 +196,7 @@ class RunFolder:
 def is_leftover(name: str) -> bool:
     """Whether a start that failed or was killed may have left this behind: words, the lock, what
     comes before config.json, what was half written."""
-    return name in (EVENTS, LOCK, STAMP, CHECKSUMS) or (name.startswith(".") and name.endswith(".partial"))
+    return name in (EVENTS, LOCK, STAMP, ORIGIN, CHECKSUMS) or (name.startswith(".") and name.endswith(".partial"))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,22 @@ class Draw:
     number: int
     task: Task
     epoch: int
+
+
+class Draws(Protocol):
+    """Tasks in an order."""
+
+    def draw(self) -> Draw:
+        """The next task."""
+        ...
+
+    def skip(self, count: int) -> None:
+        """Skip tasks that an earlier part of the run has used."""
+        ...
+
+    def metrics(self, num_draws: int) -> dict[str, float]:
+        """What is known of the tasks after that many draws."""
+        ...
 
 
 class TaskOrder:

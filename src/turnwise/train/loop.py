@@ -38,7 +38,7 @@ from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
 from turnwise.schedule.take import Taken, take
-from turnwise.schedule.tasks import TaskOrder
+from turnwise.schedule.tasks import Draws
 from turnwise.train.weight_check import NOT_CHECKED, CheckResult
 from turnwise.types import Group, Turn, turns_of
 
@@ -93,6 +93,10 @@ class Progress:
     lag_max: int = 0
 
 
+Arrived = Callable[[int], Awaitable[CheckResult]]
+"""Whether the engine computes what the learner does, after the load of a version."""
+
+
 async def unchecked(version: int) -> CheckResult:
     return NOT_CHECKED
 
@@ -113,8 +117,7 @@ class Stages:
     objective: Objective
     run: Callable[..., Awaitable[Any]]
     """Calls the learner: inline at lag 0, in a thread where sampling goes on meanwhile."""
-    arrived: Callable[[int], Awaitable[CheckResult]] = unchecked
-    """Whether the engine computes what the learner does, after the load of a version."""
+    arrived: Arrived = unchecked
 
 
 Waiting = Mapping[int, Group]
@@ -131,7 +134,7 @@ class LoopParts:
     stages: Stages
     learner: AnyLearner
     engine: Engine
-    tasks: TaskOrder
+    tasks: Draws
 
 
 async def train(

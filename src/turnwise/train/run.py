@@ -41,7 +41,8 @@ class RunParts:
     """All that a run works with. Whoever made them closes them."""
 
     loop: LoopParts
-    evaluator: Evaluator
+    evaluator: Evaluator | None
+    """None where nothing samples, so that nothing is evaluated."""
     environments: Environments
     tokenizer: ChatTokenizer
     start_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -93,7 +94,8 @@ class Run:
         self.tracker.log(0, {**self.parts.start_metrics, **metrics, **self.parts.environments.report()})
         self.checkpoint()
         self.since = self.model_seconds()
-        self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
+        if self.state.before:
+            self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
 
     async def train(self, stop: asyncio.Event) -> None:
         self.screen.begin("training", self.recipe.steps, self.state.progress.step)
@@ -111,7 +113,8 @@ class Run:
             raise
         finally:
             self.screen.end()
-        await self.parts.evaluator.stop()
+        if self.parts.evaluator is not None:
+            await self.parts.evaluator.stop()
         self.checkpoint()
 
     async def after(
@@ -180,6 +183,8 @@ class Run:
 
     async def full_evaluation(self) -> dict[str, float]:
         """Held-out metrics of the live weights before and after training."""
+        if self.parts.evaluator is None:
+            return {}
         count = self.recipe.evaluation.final_tasks
         return {
             **(await self.evaluation(greedy=False, count=count)).metrics,
@@ -188,6 +193,7 @@ class Run:
 
     async def evaluation(self, *, greedy: bool, count: int) -> Evaluation:
         """An evaluation of the live weights, for which training waits."""
+        assert self.parts.evaluator is not None
         version = self.state.progress.step
         return await self.parts.evaluator.evaluate(
             version, self.heldout(count), greedy=greedy, weights=self.weights(version)
@@ -195,6 +201,7 @@ class Run:
 
     async def begin_evaluation(self, version: int) -> None:
         """Begin an evaluation that overlaps training."""
+        assert self.parts.evaluator is not None
         weights = self.weights(version)
         if weights is None:
             advice = "resume with schedule.overlap_evaluations = true"
@@ -204,6 +211,8 @@ class Run:
     async def evaluate(self) -> dict[str, float]:
         """Make the evaluation that is due, unless it overlaps training; metrics of those that have ended. One that
         overlaps training is waited for where the next is due."""
+        if self.parts.evaluator is None:
+            return {}
         step, due, metrics = self.state.progress.step, self.is_due, {}
         if (ended := await self.parts.evaluator.collect(wait=due)) is not None:
             self.state.evaluating, metrics = None, ended.metrics
@@ -238,7 +247,7 @@ class Run:
     def weights(self, version: int) -> Mapping[str, Any] | None:
         """What an evaluation has to load for a version: nothing where it shares the engine of training, which has
         it."""
-        if self.parts.evaluator.engine is self.parts.loop.engine:
+        if self.parts.evaluator is not None and self.parts.evaluator.engine is self.parts.loop.engine:
             return None
         if version == self.state.progress.step:
             return self.parts.loop.learner.publish()
@@ -291,7 +300,8 @@ class Run:
 
 
 def success_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {kind: metrics[f"eval/{kind}/success"] for kind in ("sampled", "greedy")}
+    """Held-out success by how it was sampled; empty where nothing was evaluated."""
+    return {kind: metrics[name] for kind in ("sampled", "greedy") if (name := f"eval/{kind}/success") in metrics}
 
 
 def describe_success(success: Mapping[str, float]) -> str:
