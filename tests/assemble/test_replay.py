@@ -144,7 +144,7 @@ def test_an_asynchronous_run_is_replayed_with_its_lag(tmp_path: Path) -> None:
         ["credit={name='gae'}", "filter.name=keep_all"],
         ["kl.coefficient=0.1"],
         ["groups_per_update=2", "epochs=2", "loss.anchor=learner"],
-        ["max_lag=1", "order=finished", "stale=mask_turn"],
+        ["max_lag=1", "schedule.order=finished", "schedule.stale=mask_turn"],
     ],
     ids=["critic", "reference", "mini-batches", "finished"],
 )
