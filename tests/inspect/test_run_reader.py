@@ -98,3 +98,14 @@ def test_tokens_are_shown_by_the_tokenizer_of_the_run(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = TokenText.of_file(tmp_path / "tokenizer.json")
     assert text.pieces([0, 1, 2, 999, 2**40]) == ["get", "amber", "<|im_end|>", "999 ", f"{2**40} "]
+
+
+def test_a_tokenizer_that_comes_later_is_found(run):
+    from tokenizers import Tokenizer, models
+
+    assert run.text_of.pieces([0]) == ["0 "]
+    folder = run.folder.checkpoints / "step-000010"
+    folder.mkdir(parents=True)
+    Tokenizer(models.WordLevel({"get": 0}, unk_token="get")).save(str(folder / "tokenizer.json"))
+    assert run.text_of.pieces([0]) == ["get"]
+    assert run.text_of is run.text_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,15 @@ class RunReader:
         self.attempts = Attempts(folder)
         self.metrics = MetricLog(folder.metrics)
         self.read = lru_cache(GROUPS_KEPT)(self.read_again)
+        self.tokenizer: TokenText | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> RunReader:
         return cls(RunFolder.open(path))
 
-    def refresh(self) -> bool:
-        """Read what the run has written since. Whether there was anything."""
-        return self.metrics.refresh() | self.attempts.refresh()
+    def refresh(self, limit: int | None = None) -> bool:
+        """Read what the run has written since, at most `limit` files of attempts. Whether there was anything."""
+        return self.metrics.refresh() | self.attempts.refresh(limit)
 
     # ------------------------------------------------------------ what it is
 
@@ -56,9 +57,14 @@ class RunReader:
         """The result of a run that is over; empty while it goes on."""
         return json_object(self.folder.summary)
 
-    @cached_property
+    @property
     def text_of(self) -> TokenText:
-        """Tokens as text, by the tokenizer of any checkpoint."""
+        """Tokens as text, by the tokenizer of any checkpoint; a run that has begun may have none yet."""
+        if self.tokenizer is None or self.tokenizer.tokenizer is None:
+            self.tokenizer = self.find_tokenizer()
+        return self.tokenizer
+
+    def find_tokenizer(self) -> TokenText:
         for step in reversed(written_steps(self.folder.checkpoints)):
             file = checkpoint_path(self.folder.checkpoints, step) / "tokenizer.json"
             if file.is_file():
