@@ -17,6 +17,7 @@ from turnwise import disk
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
 from turnwise.cli.terminal import open_screen
+from turnwise.cli.view import view_command
 from turnwise.runs.screen import Screen
 
 if TYPE_CHECKING:
@@ -323,6 +324,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train_command,
     "sft": sft_command,
     "eval": eval_command,
+    "view": view_command,
     "breaks": breaks_command,
     "verify": verify_command,
     "cost": cost_command,

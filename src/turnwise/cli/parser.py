@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.view import add_view_command
 
 EPILOG = """examples:
   turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
@@ -13,6 +14,7 @@ EPILOG = """examples:
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise view runs/quickstart                                its curves, attempts and tokens in a browser
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise play hops                                           play an environment yourself
@@ -84,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     add_training_commands(commands)
     add_eval_command(commands)
     add_inspection_commands(commands)
+    add_view_command(commands)
     add_model_commands(commands)
     add_data_commands(commands)
     return top
