@@ -33,5 +33,5 @@ def flattened(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list) and any(isinstance(inside, dict | list) for inside in value):
         for place, inside in enumerate(value):
             yield from flattened(inside, f"{key}[{place}]")
-    else:
+    elif key:
         yield key, json.dumps(value, ensure_ascii=False)

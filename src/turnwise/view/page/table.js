@@ -10,10 +10,10 @@ import { plain } from "./text.js";
 const PAGE = 50;
 const ATTEMPT_COLUMNS = [
   ["step", "step/group/attempt", (row) => place(row)],
-  ["task", "task", (row) => html`<span class="clip" title=${plain(row.task)}>${plain(row.task)}</span>`],
-  ["", "dataset", (row) => plain(row.dataset)],
   ["reward", "reward", (row) => html`<span class="number reward">${number(row.reward)}</span>`],
   ["status", "status", (row) => html`<${Status} status=${row.status} title=${row.failure} />`],
+  ["task", "task", (row) => html`<span class="clip" title=${plain(row.task)}>${plain(row.task)}</span>`],
+  ["", "dataset", (row) => plain(row.dataset)],
   ["turns", "turns", (row) => count(row.turns)],
   ["action_tokens", "sampled", (row) => count(row.action_tokens)],
   ["context_tokens", "context", (row) => count(row.context_tokens)],
@@ -23,12 +23,12 @@ const ATTEMPT_COLUMNS = [
 ];
 const GROUP_COLUMNS = [
   ["step", "step/group", (row) => place(row)],
-  ["task", "task", (row) => html`<span class="clip" title=${plain(row.task)}>${plain(row.task)}</span>`],
-  ["", "dataset", (row) => plain(row.dataset)],
   ["", "attempts", (row) => count(row.attempt_count)],
   ["reward", "mean reward", (row) => html`<span class="number reward">${number(row.reward_mean)}</span>`],
   ["", "min to max", (row) => html`<${Spread} row=${row} />`],
   ["", "std", (row) => number(row.reward_stddev)],
+  ["task", "task", (row) => html`<span class="clip" title=${plain(row.task)}>${plain(row.task)}</span>`],
+  ["", "dataset", (row) => plain(row.dataset)],
   ["turns", "turns", (row) => number(row.turns_mean)],
   ["action_tokens", "sampled", (row) => count(row.action_tokens_sum)],
   ["", "slowest", (row) => seconds(row.seconds_max)],
