@@ -109,3 +109,17 @@ def test_a_tokenizer_that_comes_later_is_found(run):
     Tokenizer(models.WordLevel({"get": 0}, unk_token="get")).save(str(folder / "tokenizer.json"))
     assert run.text_of.pieces([0]) == ["get"]
     assert run.text_of is run.text_of
+
+
+def test_a_character_of_several_tokens_stands_with_the_first(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens = tokenizer.encode("aé🙂b").ids
+    text = TokenText.of_file(tmp_path / "tokenizer.json")
+    assert text.pieces(tokens) == ["a", "é", "", "🙂", "", "", "", "b"]
+    assert text.pieces(tokens[:2]) == ["a", "\ufffd"]

@@ -24,7 +24,8 @@ export function background(channel, value) {
   const place = scaleOf(channel)(value);
   const strength = Math.min(1, Math.abs(place));
   const hue = channel.scale === "diverging" ? (place < 0 ? "negative" : "positive") : "sequential";
-  return strength < 0.004 ? "rgb(var(--zero) / 0.16)" : `rgb(var(--${hue}) / ${(0.1 + 0.52 * strength).toFixed(3)})`;
+  if (strength < 0.004 && channel.scale === "diverging") return "rgb(var(--zero) / 0.16)";
+  return `rgb(var(--${hue}) / ${(0.12 + 0.5 * strength).toFixed(3)})`;
 }
 
 // The colour of a bar with a value, stronger than a background.

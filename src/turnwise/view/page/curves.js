@@ -87,6 +87,11 @@ function RunList({ runs, hidden, toggle }) {
 }
 
 export function RunState({ run }) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = run.finished ? null : setInterval(() => tick((old) => old + 1), 5000);
+    return () => clearInterval(timer);
+  }, [run.finished]);
   const step = run.steps ? `step ${count(run.step)} of ${count(run.steps)}` : `step ${count(run.step)}`;
   if (run.finished) return html`<span class="state done">finished</span><span class="muted">${step}</span>`;
   const fresh = run.written && Date.now() / 1000 - run.written < 120;

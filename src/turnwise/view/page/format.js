@@ -19,7 +19,7 @@ export function plural(value, word) {
 }
 
 export function signed(value) {
-  return value > 0 ? "+" + number(value) : number(value).replace("-", "−");
+  return value > 0 ? "+" + number(value) : number(value);
 }
 
 export function seconds(value) {

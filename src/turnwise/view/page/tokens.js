@@ -1,6 +1,6 @@
 // The token inspector: every sampled token coloured by a number, all its numbers beside it.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { Component, html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { get, isFile } from "./api.js";
 import { background, ink, scaleOf } from "./colour.js";
 import { count, number, plural, signed } from "./format.js";
@@ -40,7 +40,12 @@ export function Tokens({ run, attempt, value, parameters, set }) {
   const sampled = tokens.stretches.filter((stretch) => stretch.sampled);
   const order = sampled.flatMap((stretch) => stretch.tokens.map((_, nth) => [stretch.turn, stretch.start + nth]));
   const pin = (place) => set({ turn: place ? String(place[0]) : "", token: place ? String(place[1]) : "" });
-  const [hovered, setHovered] = useState(null);
+  const [hovered, point] = useState(null);
+  const setHovered = (place) => point((old) => (old && place && old[0] === place[0] && old[1] === place[1] ? old : place));
+  const choose = (event) => {
+    const place = placeOf(event);
+    if (place) pin(wanted && wanted[0] === place[0] && wanted[1] === place[1] ? null : place);
+  };
   const current = hovered || wanted;
   const last = tokens.stretches.at(-1)?.turn ?? -1;
   const isThere = (place) => order.some(([turn, token]) => turn === place[0] && token === place[1]);
@@ -53,6 +58,14 @@ export function Tokens({ run, attempt, value, parameters, set }) {
     setHovered(null);
     pin(order[Math.max(0, Math.min(order.length - 1, at + by))]);
   };
+  const chosen = wanted ? wanted.join(".") : "";
+  const present = wanted !== null && isThere(wanted);
+  useEffect(() => {
+    const token = present && document.querySelector(`[data-token="${chosen}"]`);
+    const around = token && token.getBoundingClientRect();
+    const covered = innerWidth <= 1000 ? 230 : 20; // by the card at the bottom of a narrow page
+    if (around && (around.top < 100 || around.bottom > innerHeight - covered)) token.scrollIntoView({ block: "center" });
+  }, [chosen, present]);
   const nextChannel = () => channels.length && set({ colour: channels[(channels.indexOf(channel) + 1) % channels.length].name });
   useKeys({
     ArrowRight: () => step(1),
@@ -72,20 +85,28 @@ export function Tokens({ run, attempt, value, parameters, set }) {
         ${["dim", "plain", "hide"].map((one) => html`<option value=${one} selected=${one === given}>${one}</option>`)}
       </select></label>
     </div>
-    ${channel && order.length <= STRIP && html`<${Strip} stretches=${sampled} channel=${channel} current=${current} pin=${pin} hover=${setHovered} />`}
+    ${channel && order.length > 0 && order.length <= STRIP && html`<${Strip} order=${order} stretches=${sampled} channel=${channel} current=${current} pin=${pin} hover=${setHovered} />`}
     ${!channels.length && html`<p class="empty">No token of this attempt has numbers.</p>`}
-    <div class="stream">
-      ${byTurn(tokens.stretches).map(
-        ([turn, stretches]) => html`<section class="token-turn" key=${turn} id=${`tokens-${turn}`}>
-          <header><b>turn ${turn}</b>${turnFacts(value.turns[turn])}</header>
-          <div class="tokens">${stretches.map((stretch, nth) => html`<${Stretch} key=${nth + ":" + stretch.start} run=${run} attempt=${attempt} stretch=${stretch} channel=${channel} wanted=${wanted} pin=${pin} hover=${setHovered} />`)}</div>
-        </section>`,
-      )}
+    <div class="with-panel">
+      <div class="stream" onMouseOver=${(event) => setHovered(placeOf(event))} onMouseLeave=${() => setHovered(null)} onClick=${choose}>
+        ${byTurn(tokens.stretches).map(
+          ([turn, stretches]) => html`<section class="token-turn" key=${turn} id=${`tokens-${turn}`}>
+            <header><b>turn ${turn}</b>${turnFacts(value.turns[turn])}</header>
+            <div class="tokens">${stretches.map((stretch, nth) => html`<${Stretch} key=${nth + ":" + stretch.start} run=${run} attempt=${attempt} stretch=${stretch} channel=${channel} wanted=${wanted} />`)}</div>
+          </section>`,
+        )}
+      </div>
+      <${Panel} place=${current && isThere(current) ? current : null} stretches=${sampled} channels=${channels} channel=${channel} order=${order} pin=${pin} />
     </div>
     ${tokens.error && html`<p class="error">${tokens.error.message}</p>`}
     ${tokens.next && html`<${More} tokens=${tokens} turns=${value.turns.length} />`}
-    ${current && isThere(current) && html`<${Card} key=${current.join(",")} place=${current} stretches=${sampled} channels=${channels} channel=${channel} />`}
   </div>`;
+}
+
+// [turn, token] that an event is about.
+function placeOf(event) {
+  const token = event.target.closest?.("[data-token]");
+  return token ? token.dataset.token.split(".").map(Number) : null;
 }
 
 function turnFacts(turn) {
@@ -102,7 +123,7 @@ function byTurn(stretches) {
 }
 
 // A stretch that the model was given is one text; a stretch that it sampled has an element for each token.
-export function Stretch({ run, attempt, stretch, channel, wanted, pin, hover }) {
+export function Stretch({ run, attempt, stretch, channel, wanted }) {
   const [between, setBetween] = useState([]);
   if (!stretch.sampled) {
     const after = between.at(-1);
@@ -116,12 +137,24 @@ export function Stretch({ run, attempt, stretch, channel, wanted, pin, hover }) 
       >${[stretch, ...between].map((one, nth) => (nth ? plain(one.texts.join("")) : plain(one.texts.join("")).replace(/^\n/, "")))}${left > 0 && html`<span class="cut"> … ${count(left)} tokens ${!isFile && html`<button class="link" onClick=${ask}>show</button>`} … </span>`}</span
     >`;
   }
-  const values = channel ? stretch.values[channel.name] || [] : [];
-  return html`<span class="sampled-tokens">${stretch.texts.map((text, nth) => {
-    const place = [stretch.turn, stretch.start + nth];
-    const chosen = wanted && wanted[0] === place[0] && wanted[1] === place[1];
-    return html`<span key=${nth} class=${chosen ? "token chosen" : "token"} data-token=${place.join(".")} style=${{ backgroundColor: background(channel, values[nth]) }} onMouseEnter=${() => hover?.(place)} onMouseLeave=${() => hover?.(null)} onClick=${() => pin?.(chosen ? null : place)}>${tokenText(text)}</span>`;
-  })}</span>`;
+  const here = wanted && wanted[0] === stretch.turn ? wanted[1] - stretch.start : -1;
+  return html`<${Sampled} stretch=${stretch} channel=${channel} chosen=${here >= 0 && here < stretch.tokens.length ? here : -1} />`;
+}
+
+// There may be thousands of tokens: they are drawn again only when one of them looks different.
+class Sampled extends Component {
+  shouldComponentUpdate(next) {
+    const { stretch, channel, chosen } = this.props;
+    const look = (one) => one && [one.name, one.low, one.high].join();
+    return next.stretch !== stretch || next.chosen !== chosen || look(next.channel) !== look(channel);
+  }
+
+  render({ stretch, channel, chosen }) {
+    const values = channel ? stretch.values[channel.name] || [] : [];
+    return html`<span class="sampled-tokens">${stretch.texts.map(
+      (text, nth) => html`<span key=${nth} class=${nth === chosen ? "token chosen" : "token"} data-token=${`${stretch.turn}.${stretch.start + nth}`} style=${{ backgroundColor: background(channel, values[nth]) }}>${tokenText(text)}</span>`,
+    )}</span>`;
+  }
 }
 
 // A newline is seen, and is one.
@@ -153,26 +186,41 @@ function reach(channel) {
 }
 
 // All sampled tokens as bars: the shape of the attempt at a glance.
-function Strip({ stretches, channel, current, pin, hover }) {
-  const scale = scaleOf(channel);
-  const bars = stretches.flatMap((stretch) => (stretch.values[channel.name] || []).map((value, nth) => ({ value, place: [stretch.turn, stretch.start + nth], first: nth === 0 && stretch.start === 0 })));
-  if (!bars.length) return null;
-  const diverging = channel.scale === "diverging";
-  const width = bars.length;
-  const middle = diverging ? 20 : 39;
-  return html`<svg class="strip" style=${{ maxWidth: `${24 * width + 14}px` }} viewBox=${`0 0 ${width} 40`} preserveAspectRatio="none" role="img" aria-label=${`${channel.label} of ${width} sampled tokens`}>
-    ${bars.map(({ value, place, first }, nth) => {
-      const size = value == null ? 0 : Math.max(0.04, Math.min(1, channel.scale === "steps" ? 1 : Math.abs(scale(value)))) * (diverging ? 19 : 37);
-      const here = current && current[0] === place[0] && current[1] === place[1];
-      const down = diverging && value < channel.centre;
-      return html`<g key=${nth} onMouseEnter=${() => hover(place)} onMouseLeave=${() => hover(null)} onClick=${() => pin(place)}>
-        <rect x=${nth} y="0" width="1" height="40" class=${here ? "here" : "back"} />
-        ${first && nth > 0 && html`<rect x=${nth - 0.04} y="0" width="0.08" height="40" class="edge" />`}
-        <rect x=${nth + 0.08} width="0.84" y=${down ? middle : middle - size} height=${size} style=${{ fill: ink(channel, value) }} />
-      </g>`;
-    })}
-    <line x1="0" x2=${width} y1=${middle} y2=${middle} />
-  </svg>`;
+function Strip({ order, stretches, channel, current, pin, hover }) {
+  const box = useRef(null);
+  const width = order.length;
+  const at = (event) => {
+    const around = box.current.getBoundingClientRect();
+    return order[Math.max(0, Math.min(width - 1, Math.floor(((event.clientX - around.left) / around.width) * width)))];
+  };
+  const here = current ? order.findIndex(([turn, token]) => turn === current[0] && token === current[1]) : -1;
+  return html`<div class="strip" style=${{ maxWidth: `${24 * width + 14}px` }}>
+    <div ref=${box} onMouseMove=${(event) => hover(at(event))} onMouseLeave=${() => hover(null)} onClick=${(event) => pin(at(event))}>
+      ${here >= 0 && html`<i style=${{ left: `${(100 * here) / width}%`, width: `${100 / width}%` }}></i>`}
+      <${Bars} stretches=${stretches} channel=${channel} width=${width} />
+    </div>
+  </div>`;
+}
+
+class Bars extends Component {
+  shouldComponentUpdate(next) {
+    return next.width !== this.props.width || next.channel !== this.props.channel;
+  }
+
+  render({ stretches, channel, width }) {
+    const scale = scaleOf(channel);
+    const diverging = channel.scale === "diverging";
+    const middle = diverging ? 20 : 39;
+    const bars = stretches.flatMap((stretch) => (stretch.values[channel.name] || stretch.tokens.map(() => null)).map((value, nth) => ({ value, first: nth === 0 && stretch.start === 0 })));
+    return html`<svg viewBox=${`0 0 ${width} 40`} preserveAspectRatio="none" role="img" aria-label=${`${channel.label} of ${width} sampled tokens`}>
+      ${bars.map(({ value, first }, nth) => {
+        const size = value == null ? 0 : Math.max(0.04, Math.min(1, channel.scale === "steps" ? 1 : Math.abs(scale(value)))) * (diverging ? 19 : 37);
+        return html`${first && nth > 0 && html`<line class="edge" x1=${nth} x2=${nth} y1="0" y2="40" />`}
+          <rect x=${nth + 0.08} width="0.84" y=${diverging && value < channel.centre ? middle : middle - size} height=${size} style=${{ fill: ink(channel, value) }} />`;
+      })}
+      <line x1="0" x2=${width} y1=${middle} y2=${middle} />
+    </svg>`;
+  }
 }
 
 function More({ tokens, turns }) {
@@ -185,33 +233,55 @@ function More({ tokens, turns }) {
   return html`<p class="more" ref=${place}><button onClick=${tokens.more}>${tokens.loading ? "reading …" : `go on with turn ${tokens.next.turn} of ${turns}`}</button></p>`;
 }
 
-// All numbers of a token, beside it.
-function Card({ place, stretches, channels, channel }) {
-  const box = useRef(null);
-  const stretch = stretches.find((one) => one.turn === place[0] && place[1] >= one.start && place[1] < one.start + one.tokens.length);
+// The numbers of the token that is pointed at, and the tokens whose numbers stand out.
+function Panel({ place, stretches, channels, channel, order, pin }) {
+  const stretch = place && stretches.find((one) => one.turn === place[0] && place[1] >= one.start && place[1] < one.start + one.tokens.length);
+  return html`<aside class="panel">
+    ${stretch ? html`<${Numbers} place=${place} stretch=${stretch} channels=${channels} channel=${channel} />` : html`<p class="muted hint">Point at a token, or use <kbd>←</kbd> <kbd>→</kbd>.</p>`}
+    ${channel && channel.scale !== "steps" && order.length > 2 && html`<${Extremes} stretches=${stretches} channel=${channel} pin=${pin} />`}
+  </aside>`;
+}
+
+function Numbers({ place, stretch, channels, channel }) {
   const nth = place[1] - stretch.start;
-  useLayoutEffect(() => {
-    const token = document.querySelector(`[data-token="${place.join(".")}"]`);
-    if (!token || !box.current) return;
-    let around = token.getBoundingClientRect();
-    if (around.bottom < 90 || around.top > innerHeight - 20) {
-      if (box.current.dataset.pinned) token.scrollIntoView({ block: "center" });
-      around = token.getBoundingClientRect();
-    }
-    const own = box.current.getBoundingClientRect();
-    const beside = around.right + own.width + 24 < innerWidth;
-    const top = beside ? around.top - 9 : around.bottom + own.height + 10 < innerHeight ? around.bottom + 7 : around.top - own.height - 7;
-    box.current.style.left = `${Math.max(8, beside ? around.right + 14 : Math.min(innerWidth - own.width - 8, around.left))}px`;
-    box.current.style.top = `${Math.max(8, Math.min(innerHeight - own.height - 8, top))}px`;
-  }, [place.join(",")]);
   const logprob = stretch.values.logprob?.[nth];
-  return html`<div class="card" role="status" ref=${box} data-pinned="1">
+  return html`<div class="card" role="status">
     <div class="card-text"><span class="token" style=${{ backgroundColor: background(channel, stretch.values[channel?.name]?.[nth]) }}>${tokenText(stretch.texts[nth])}</span></div>
     <dl>
-      ${channels.map((one) => html`<dt class=${one === channel ? "strong" : ""}>${one.label}</dt><dd class=${"number" + (one === channel ? " strong" : "")}>${one.scale === "diverging" ? signed(stretch.values[one.name]?.[nth]) : number(stretch.values[one.name]?.[nth])}</dd>`)}
-      ${logprob != null && html`<dt>probability</dt><dd class="number">${(100 * Math.exp(logprob)).toPrecision(3)} %</dd>`}
+      ${channels.map((one) => html`<dt class=${one === channel ? "strong" : ""}>${one.label}</dt><dd class=${"number" + (one === channel ? " strong" : "")}>${shown(one, stretch.values[one.name]?.[nth])}</dd>`)}
+      ${logprob != null && html`<dt>probability</dt><dd class="number">${percent(Math.exp(logprob))}</dd>`}
       <dt>token id</dt><dd class="number">${stretch.tokens[nth]}</dd>
-      <dt>turn</dt><dd class="number">${place[0]}, token ${place[1]}</dd>
+      <dt>turn, token</dt><dd class="number">${place[0]}, ${place[1]}</dd>
     </dl>
   </div>`;
+}
+
+function shown(channel, value) {
+  return channel.scale === "diverging" && value != null ? signed(value) : number(value);
+}
+
+function percent(share) {
+  return share > 0.9995 ? "100 %" : `${(100 * share).toPrecision(3)} %`;
+}
+
+// The tokens with the most extreme values; nothing to show where all are alike.
+function Extremes({ stretches, channel, pin }) {
+  const all = useMemo(() => valuesOf(stretches, channel), [stretches.length, channel.name]);
+  const lowest = all.slice(0, 5);
+  const highest = channel.name === "logprob" ? [] : all.slice(-5).reverse();
+  if (channel.low === channel.high) return html`<p class="muted hint">All sampled tokens have ${channel.label} ${shown(channel, channel.low)}.</p>`;
+  return [["lowest", lowest], ["highest", highest]].map(
+    ([label, found]) => found.length > 0 && html`<div class="extremes">
+      <h2>${label} ${channel.label}</h2>
+      ${found.map(({ value, text, place }) => html`<button key=${place.join(".")} onClick=${() => pin(place)}><span class="token" style=${{ backgroundColor: background(channel, value) }}>${plain(text).trim() || "␣"}</span><span class="muted">turn ${place[0]}</span><span class="number">${shown(channel, value)}</span></button>`)}
+    </div>`,
+  );
+}
+
+// All values of a channel in order of size, with their tokens.
+function valuesOf(stretches, channel) {
+  return stretches
+    .flatMap((stretch) => (stretch.values[channel.name] || []).map((value, nth) => ({ value, text: stretch.texts[nth], place: [stretch.turn, stretch.start + nth] })))
+    .filter(({ value }) => value != null)
+    .sort((one, other) => one.value - other.value);
 }

@@ -61,7 +61,7 @@ export function Tree({ run, group, version, parameters }) {
         <button aria-pressed=${colour === "origin"} onClick=${() => set({ colour: "" })}>given or sampled</button>
         <button aria-pressed=${colour === "reward"} onClick=${() => set({ colour: "reward" })}>mean reward</button>
       </span>
-      ${colour === "origin" ? html`<span class="legend"><span><i class="node-given"></i>given</span><span><i class="node-sampled"></i>sampled</span><span><i class="node-break"></i>broken prefix</span></span>` : html`<span class="legend"><span>low <i class="node-low"></i><i class="node-high"></i> high</span></span>`}
+      ${colour === "origin" ? html`<span class="legend"><span><i class="node-given"></i>given</span><span><i class="node-sampled"></i>sampled</span><span><i class="node-break"></i>broken prefix</span></span>` : html`<span class="legend"><span>low <i class="node-ramp"></i> high</span></span>`}
       ${value.attempts.length > 1 && !isFile && html`<a class="button" href=${address(["difference", run, ...group, "0", "1"])}>compare two attempts</a>`}
     </div>
     ${nodes.length ? html`<${Icicle} value=${value} run=${run} group=${group} colour=${colour} chosen=${chosen} choose=${choose} />` : html`<p class="empty">No attempt of this group has a turn.</p>`}
