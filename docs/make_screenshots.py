@@ -61,9 +61,12 @@ def views(run: WatchedRun) -> dict[str, str]:
 
 
 def save(picture: bytes, path: Path) -> None:
+    """A picture of 256 colours, chosen so that rare ones stay: a third of the size."""
     from PIL import Image
 
-    Image.open(io.BytesIO(picture)).convert("RGB").save(path, optimize=True)
+    whole = Image.open(io.BytesIO(picture)).convert("RGB")
+    few = whole.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
