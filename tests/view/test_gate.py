@@ -66,6 +66,14 @@ def test_others_need_the_token(runs):
     assert "s3cret" not in first.headers["location"]
     assert "HttpOnly; SameSite=Strict" in first.headers["set-cookie"]
     assert client.get("/api/runs").status_code == 200  # by the cookie
+    assert "s3cret" not in first.headers["set-cookie"]
+
+
+def test_a_token_may_have_any_letters(runs):
+    client = TestClient(make_app(runs, "é;&= x"), base_url="http://example.com", follow_redirects=False)
+    first = client.get("/", params={"token": "é;&= x", "other": "1"})
+    assert (first.status_code, first.headers["location"]) == (303, "?other=1")
+    assert client.get("/").status_code == 200
 
 
 def test_hosts():

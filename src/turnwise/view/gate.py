@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -39,6 +40,8 @@ class Gate:
     def __init__(self, app: App, token: str = "") -> None:
         self.app = app
         self.token = token
+        self.mark = hashlib.sha256(token.encode()).hexdigest()
+        """What a browser shows instead of the token, which may have letters that a cookie cannot."""
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -74,25 +77,27 @@ class Gate:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if same(given.pop(PARAMETER, ""), self.token):
             where = f"?{urlencode(given)}" if given else "."
-            cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{COOKIE}={self.mark}; HttpOnly; SameSite=Strict; Path=/"
             return 303, "", [(b"location", where.encode()), (b"set-cookie", cookie.encode())]
-        if not any(same(text, self.token) for text in tokens_in(headers)):
+        if not same(bearer_in(headers), self.token) and not same(cookie_in(headers), self.mark):
             return 401, "open the address that turnwise view has printed, with its token", plain
         return None
 
 
-def tokens_in(headers: dict[str, str]) -> Iterable[str]:
-    """What a request has to show for itself."""
+def bearer_in(headers: dict[str, str]) -> str:
+    """The token that a program sends."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        yield bearer.strip()
+    return bearer.strip() if scheme.lower() == "bearer" else ""
+
+
+def cookie_in(headers: dict[str, str]) -> str:
+    """What a browser shows."""
     cookies: SimpleCookie = SimpleCookie()
     try:
         cookies.load(headers.get("cookie", ""))
     except CookieError:
-        return
-    if COOKIE in cookies:
-        yield cookies[COOKIE].value
+        return ""
+    return cookies[COOKIE].value if COOKIE in cookies else ""
 
 
 def same(given: str, token: str) -> bool:

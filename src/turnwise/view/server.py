@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from typing import Any
+from urllib.parse import urlencode
 
 from turnwise.serve.endpoint import family_of
 from turnwise.view.gate import PARAMETER, is_this_machine
@@ -41,7 +42,7 @@ class ViewServer:
     @property
     def url(self) -> str:
         """What to open, with the token where there is one."""
-        return f"{self.base}?{PARAMETER}={self.token}" if self.token else self.base
+        return f"{self.base}?{urlencode({PARAMETER: self.token})}" if self.token else self.base
 
     def __enter__(self) -> ViewServer:
         check_installed()

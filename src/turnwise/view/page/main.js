@@ -1,6 +1,6 @@
 // The page: bar, views, keyboard.
 
-import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { has, isFile, start, useRuns } from "./api.js";
 import { Attempt } from "./attempt.js";
 import { Curves } from "./curves.js";
@@ -33,12 +33,15 @@ function Page() {
     setTheme(nextTheme(theme));
     choose(nextTheme(theme));
   };
+  const tables = useRef({});
+  if (view === "attempts" || view === "groups") tables.current[view + run] = parameters;
   const to = (tab) => go(tab === "curves" || tab === "recipes" ? [tab] : [tab, run]);
+  const back = (tab) => go([tab, run], tables.current[tab + run]);
   useKeys({
     "?": () => setHelp(true),
     m: switchTheme,
     ...(isFile ? {} : { c: () => to("curves"), a: () => to("attempts"), g: () => to("groups"), r: () => to("recipes") }),
-    Escape: () => (["attempt", "group", "difference"].includes(view) && table ? (to(view === "group" && !isFile ? "groups" : "attempts"), true) : false),
+    Escape: () => (["attempt", "group", "difference"].includes(view) && table ? (back(view === "group" && !isFile ? "groups" : "attempts"), true) : false),
   });
   useEffect(() => {
     document.title = [parts.slice(0, 6).join(" "), "turnwise view"].filter(Boolean).join(" · ");
@@ -64,7 +67,7 @@ function View({ view, parts, run, runs, version, parameters }) {
   if (view === "curves") return html`<${Curves} ...${shared} />`;
   if (view === "recipes") return html`<${Recipes} ...${shared} />`;
   if (!known) return html`<p class="error">There is no run ${parts[1]} here.</p>`;
-  if (view === "attempts" || view === "groups") return html`<${Table} key=${view} kind=${view} ...${shared} />`;
+  if (view === "attempts" || view === "groups") return html`<${Table} key=${view + run} kind=${view} ...${shared} />`;
   if (view === "attempt" && parts.length === 6) return html`<${Attempt} key=${parts.join("/")} attempt=${parts.slice(2)} ...${shared} />`;
   if (view === "group" && parts.length === 5) return html`<${Tree} key=${parts.join("/")} group=${parts.slice(2)} ...${shared} />`;
   if (view === "difference" && parts.length === 7) return html`<${Difference} key=${parts.join("/")} group=${parts.slice(2, 5)} one=${parts[5]} other=${parts[6]} ...${shared} />`;

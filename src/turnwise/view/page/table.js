@@ -34,6 +34,8 @@ const GROUP_COLUMNS = [
   ["", "slowest", (row) => seconds(row.seconds_max)],
   ["", "trained", (row) => (row.trained_max ? "yes" : html`<span class="muted">no</span>`)],
 ];
+// By table and run: the row that was opened last, to come back to.
+const opened = {};
 const LEFT = new Set(["step/group/attempt", "step/group", "task", "dataset", "status", "trained"]);
 
 function place(row) {
@@ -64,7 +66,8 @@ export function Table({ kind, run, runs, version, parameters }) {
     if (value && next >= 0 && next < value.total) go([kind, run], { ...parameters, offset: next || "" }, true), setCursor(by > 0 ? 0 : -1);
   };
   const rows = value?.rows || [];
-  const open = (row) => row && go([groups ? "group" : "attempt", run, ...row.key.split("/")]);
+  const remember = (row) => (opened[kind + "/" + run] = row.key);
+  const open = (row) => row && remember(row) && go([groups ? "group" : "attempt", run, ...row.key.split("/")]);
   const move = (by) => {
     if (!rows.length) return;
     const next = Math.max(0, Math.min(rows.length - 1, cursor + by));
@@ -81,7 +84,10 @@ export function Table({ kind, run, runs, version, parameters }) {
     n: () => turn(1),
     p: () => turn(-1),
   });
-  useEffect(() => setCursor(-1), [run, kind]);
+  useEffect(() => {
+    const place = rows.findIndex((row) => row.key === opened[kind + "/" + run]);
+    if (cursor < 0 && place >= 0) setCursor(place);
+  }, [value]);
   const columns = groups ? GROUP_COLUMNS : ATTEMPT_COLUMNS;
   const order = parameters.order || "step";
   const descending = parameters.descending !== "0";
@@ -106,7 +112,7 @@ export function Table({ kind, run, runs, version, parameters }) {
               ${columns.map(([, label, show], column) => {
                 const text = show(row);
                 const link = address([groups ? "group" : "attempt", run, ...row.key.split("/")]);
-                return html`<td class=${LEFT.has(label) ? "" : "right"}>${column ? text : html`<a href=${link} tabindex="-1" onClick=${(event) => event.stopPropagation()}>${text}</a>`}</td>`;
+                return html`<td class=${LEFT.has(label) ? "" : "right"}>${column ? text : html`<a href=${link} onClick=${(event) => (remember(row), event.stopPropagation())}>${text}</a>`}</td>`;
               })}
             </tr>`,
           )}
