@@ -30,6 +30,7 @@ import numpy as np
 from turnwise.messages import Message
 from turnwise.runs.archive import Record, write_step
 from turnwise.runs.folder import RunFolder
+from turnwise.tokens import Tokens
 from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming
 
 GROUPS, ATTEMPTS, STEPS, QUICK_STEPS = 32, 8, 391, 40
@@ -60,7 +61,7 @@ def make_run(path: Path, steps: int) -> None:
     random = np.random.default_rng(0)
     folder = RunFolder.create(path, {"steps": steps, "model": {"path": "made"}, "optimizer": {"learning_rate": 1e-5}})
     write_tokenizer(folder)
-    pool = [[make_attempt(random) for _ in range(ATTEMPTS)] for _ in range(POOL)]
+    pool = [make_group(random) for _ in range(POOL)]
     with folder.metrics.open("w") as file:
         for step in range(1, steps + 1):
             chosen = random.permutation(POOL)[:GROUPS]
@@ -73,7 +74,11 @@ def make_run(path: Path, steps: int) -> None:
                 zip(names, random.random(len(names)).tolist(), strict=True)
             )
             file.write(json.dumps(line) + "\n")
-    write_step(folder.archive, steps + 1, [record("the-long-one", [make_attempt(random, 64, 380, 120)], random)])
+    write_step(
+        folder.archive,
+        steps + 1,
+        [record("the-long-one", [make_attempt(random, np.zeros(0, np.int32), 64, 380, 120)], random)],
+    )
 
 
 def write_tokenizer(folder: RunFolder) -> None:
@@ -87,9 +92,17 @@ def write_tokenizer(folder: RunFolder) -> None:
     tokenizer.save(str(place / "tokenizer.json"))
 
 
-def make_attempt(random: np.random.Generator, turns: int = 0, given: int = 60, sampled: int = 30) -> Trajectory:
+def make_group(random: np.random.Generator) -> list[Trajectory]:
+    """Attempts that share the first prompt."""
+    first = random.integers(0, VOCABULARY, 200, np.int32)
+    return [make_attempt(random, first) for _ in range(ATTEMPTS)]
+
+
+def make_attempt(
+    random: np.random.Generator, first: Tokens, turns: int = 0, given: int = 60, sampled: int = 30
+) -> Trajectory:
     """An attempt whose history only grows."""
-    made, history = [], np.zeros(0, np.int32)
+    made, history = [], first
     for _ in range(turns or int(random.integers(1, 9))):
         prompt = np.concatenate([history, random.integers(0, VOCABULARY, given, np.int32)])
         action = random.integers(0, VOCABULARY, sampled, np.int32)

@@ -1,4 +1,5 @@
 import hashlib
+import re
 
 from turnwise.view.page_files import FOLDER, page_files
 
@@ -23,3 +24,10 @@ def test_the_page_names_no_other_machine():
     for path, file in page_files().items():
         if "/vendor/" not in path:
             assert b"http" not in file.content.replace(b"http://www.w3.org/2000/svg", b""), path
+
+
+def test_the_page_asks_for_all_its_modules_at_once():
+    """Without that a browser learns of a module only when it has read the one that imports it."""
+    files = page_files()
+    named = set(re.findall(r'(?:href|src)="([^"]+\.js)"', files["/index.html"].content.decode()))
+    assert {f"/{name}" for name in named} == {path for path in files if path.endswith(".js")}

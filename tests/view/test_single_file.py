@@ -32,6 +32,7 @@ def test_an_attempt_has_all_that_the_page_asks(tmp_path):
         "/api/run/tokens/train/2/1/0?turn=0&from=0",
         "/api/run/tree/train/2/1",
     }
+    assert str(tmp_path) not in json.dumps(answers)
 
 
 def test_a_step_has_its_attempts_as_far_as_they_fit(tmp_path, monkeypatch):

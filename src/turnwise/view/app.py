@@ -28,7 +28,8 @@ def make_app(runs: WatchedRuns, token: str = "") -> App:
     return Gate(Starlette(routes=routes), token)
 
 
-def serve_file(file: PageFile, request: Request) -> Response:
+async def serve_file(file: PageFile, request: Request) -> Response:
+    """A file of the page; it is in memory, so no worker is needed."""
     headers = {"etag": file.mark, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == file.mark:
         return Response(status_code=304, headers=headers)

@@ -82,7 +82,10 @@ def page_with(runs: WatchedRuns, answers: Mapping[str, Any], start: str) -> str:
     style = "\n".join(files[path].content.decode() for path in ("/vendor/uPlot.min.css", "/style.css"))
     checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{checksum}'; style-src 'unsafe-inline'; img-src data:"
-    known = {"/api/runs": answer_runs(runs, {}, {}), **answers}
+    state = answer_runs(runs, {}, {})
+    # Where the folders are on this machine is nothing for those who get the file.
+    state["runs"] = [run | {"where": "", "trouble": []} for run in state["runs"]]
+    known = {"/api/runs": state, **answers}
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

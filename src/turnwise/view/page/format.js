@@ -29,7 +29,7 @@ export function seconds(value) {
   if (value < 1) return `${trim(value * 1000)} ms`;
   if (value < 120) return `${trim(value)} s`;
   if (value < 7200) return `${(value / 60).toFixed(0)} min`;
-  return `${(value / 3600).toFixed(1)} h`;
+  return `${Number((value / 3600).toFixed(1))} h`;
 }
 
 function trim(value) {

@@ -7,7 +7,7 @@ import { count, number, plural, signed } from "./format.js";
 import { useKeys } from "./keys.js";
 import { plain, visible } from "./text.js";
 
-const STRIP = 3000;
+const STRIP = 10000;
 
 // Pages of tokens, one after the other; `more` asks for the next.
 export function useTokens(run, attempt, first = 0) {
@@ -96,7 +96,7 @@ export function Tokens({ run, attempt, value, parameters, set }) {
           </section>`,
         )}
       </div>
-      <${Panel} place=${current && isThere(current) ? current : null} stretches=${sampled} channels=${channels} channel=${channel} order=${order} pin=${pin} />
+      <${Panel} place=${current && isThere(current) ? current : null} stretches=${sampled} channels=${channels} channel=${channel} order=${order} isPart=${tokens.next !== null} pin=${pin} />
     </div>
     ${tokens.error && html`<p class="error">${tokens.error.message}</p>`}
     ${tokens.next && html`<${More} tokens=${tokens} turns=${value.turns.length} />`}
@@ -234,10 +234,11 @@ function More({ tokens, turns }) {
 }
 
 // The numbers of the token that is pointed at, and the tokens whose numbers stand out.
-function Panel({ place, stretches, channels, channel, order, pin }) {
+function Panel({ place, stretches, channels, channel, order, isPart, pin }) {
   const stretch = place && stretches.find((one) => one.turn === place[0] && place[1] >= one.start && place[1] < one.start + one.tokens.length);
   return html`<aside class="panel">
     ${stretch ? html`<${Numbers} place=${place} stretch=${stretch} channels=${channels} channel=${channel} />` : html`<p class="muted hint">Point at a token, or use <kbd>←</kbd> <kbd>→</kbd>.</p>`}
+    ${isPart && html`<p class="muted hint">Of the ${plural(order.length, "sampled token")} that are shown so far; scroll for more:</p>`}
     ${channel && channel.scale !== "steps" && order.length > 2 && html`<${Extremes} stretches=${stretches} channel=${channel} pin=${pin} />`}
   </aside>`;
 }
