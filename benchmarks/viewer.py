@@ -193,7 +193,9 @@ def over_http(server: Process, long_step: int) -> list[Figure]:
     long = f"train/{long_step}/0/0"
     return [
         first,
-        measure(server, "curves", "/api/metrics", "/api/curves?names=success,loss,entropy,reward/mean,gradient_norm"),
+        measure(
+            server, "curves", "/api/metrics", "/api/curves?names=success%0Aloss%0Aentropy%0Areward/mean%0Agradient_norm"
+        ),
         measure(server, "page of attempts", table),
         measure(server, "filter", f"{table}&status=too_long&min_reward=1&dataset=sql&first_step=10"),
         measure(server, "filter by task", f"{table}&task=0-17"),
@@ -210,7 +212,7 @@ def in_browser(server: Process, long_step: int) -> list[Figure]:
     """From the address to what is drawn; nothing where there is no browser."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import sync_playwright  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         chromium = None
     if not chromium:
@@ -269,8 +271,8 @@ def report(figures: list[Figure], memory: int, path: Path | None) -> int:
     print(f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print(f"{'':38} {'first':>8} {'median':>8} {'server CPU':>11}")
     for one in figures:
-        cpu = f"{one.cpu:9.3f} s" if one.cpu == one.cpu else f"{'':11}"
-        print(f"{one.what:38} {one.first:6.3f} s {one.median:6.3f} s {cpu}")
+        cpu = f" {one.cpu:9.3f} s" if one.cpu == one.cpu else ""
+        print(f"{one.what:38} {one.first:6.3f} s {one.median:6.3f} s{cpu}")
     print(f"\nlargest memory of the server: {memory / 1e6:.0f} MB")
     if path:
         path.write_text(json.dumps({"figures": [asdict(one) for one in figures], "bytes": memory}, indent=1))

@@ -83,7 +83,7 @@ def beside(pictures: list[bytes]) -> bytes:
 
 
 def main() -> int:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import sync_playwright  # type: ignore[import-not-found,unused-ignore]
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+")

@@ -44,3 +44,11 @@ def test_what_is_no_metric_is_left_out(tmp_path):
     assert log.refresh()
     assert log.num_unreadable == 5
     assert [log.series(name) for name in ("loss", "big", "text", "fine")] == [[], [], [], [(4, 2.0)]]
+
+
+def test_a_step_that_no_curve_can_show_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1, "loss": 1.0}, {"step": 10**30, "loss": 2.0})
+    log = MetricLog(path)
+    log.refresh()
+    assert (log.series("loss"), log.num_unreadable) == ([(1, 1.0)], 1)

@@ -44,7 +44,7 @@ def test_curves_have_steps_seconds_and_values(client):
     names = {metric["name"]: metric for metric in get(client, "/api/metrics")}
     assert names["success"]["unit"] == "share"
     assert "Attempts whose total reward" in names["success"]["meaning"]
-    curves = get(client, "/api/curves?names=loss,success,nothing")
+    curves = get(client, "/api/curves?names=loss%0Asuccess%0Anothing")
     assert curves["loss"]["one"] == {"step": [1, 2, 3], "seconds": [2, 4, 6], "value": [1, 0.5, 0.333333], "total": 3}
     assert curves["nothing"] == {}
 

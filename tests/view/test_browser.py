@@ -293,8 +293,8 @@ def test_no_recorded_text_is_more_than_text(tmp_path, visit):
         page.goto(server.url + "#/attempt/run/train/1/0/0")
         first = page.locator(".turn").first
         expect(first).to_contain_text("<script>window.ran = 1</script>")
-        expect(first).to_contain_text("␛[31mred␛[0m ⟨D800⟩ ⟨202E⟩right␇ &amp; </pre>")
-        expect(first).to_contain_text("␀␀␀")
+        expect(first).to_contain_text("⟨ESC⟩[31mred⟨ESC⟩[0m ⟨D800⟩ ⟨202E⟩right⟨BEL⟩ &amp; </pre>")
+        expect(first).to_contain_text("⟨NUL⟩⟨NUL⟩")
         expect(first.locator(".cut")).to_contain_text(f"of {10_000_000 + len(HOSTILE):,}")
         first.locator(".cut button").click()
         expect(first.locator(".cut")).to_contain_text(f"{10_000_000 + len(HOSTILE) - 220_000:,} more")

@@ -24,7 +24,8 @@ def answers_of(text):
 
 def test_an_attempt_has_all_that_the_page_asks(tmp_path):
     make_run(tmp_path / "run")
-    start, answers = answers_of(attempt_file(*opened(tmp_path / "run"), AttemptKey("train", 2, 1, 0)))
+    runs, run = opened(tmp_path / "run")
+    start, answers = answers_of(attempt_file(runs, run, AttemptKey("train", 2, 1, 0)))
     assert start == "#/attempt/run/train/2/1/0"
     assert set(answers) == {
         "/api/runs",
@@ -51,7 +52,8 @@ def test_a_step_has_its_attempts_as_far_as_they_fit(tmp_path, monkeypatch):
 
 def test_what_was_recorded_cannot_leave_its_element(tmp_path):
     make_hostile_run(tmp_path / "run")
-    text = attempt_file(*opened(tmp_path / "run"), AttemptKey("train", 1, 0, 0))
+    runs, run = opened(tmp_path / "run")
+    text = attempt_file(runs, run, AttemptKey("train", 1, 0, 0))
     assert answers_of(text)[1]["/api/run/attempt/train/1/0/0"]["turns"][0]["said"]["content"]["text"] == HOSTILE
     assert len(re.findall(r"<script", text)) == 2
     assert "<img" not in text

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 LARGEST = 1e300
+LARGEST_STEP = 2**53
 TAIL = 256
 """Bytes of the last line that are compared, to notice a file that a resume has cut back."""
 
@@ -55,7 +56,7 @@ class MetricLog:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and isinstance(value.get("step"), int):
+        if isinstance(value, dict) and isinstance(value.get("step"), int) and abs(value["step"]) <= LARGEST_STEP:
             self.lines.append(value)
         elif line.strip():
             self.num_unreadable += 1

@@ -55,7 +55,7 @@ def answer_metrics(runs: WatchedRuns, parts: Mapping[str, Any], parameters: Mapp
 
 
 def answer_curves(runs: WatchedRuns, parts: Mapping[str, Any], parameters: Mapping[str, str]) -> Any:
-    names = [name for name in parameters.get("names", "").split(",") if name]
+    names = [name for name in parameters.get("names", "").split("\n") if name]
     return curves(runs, names[:MOST_CURVES])
 
 

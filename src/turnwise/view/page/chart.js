@@ -6,6 +6,7 @@ import { number, seconds } from "./format.js";
 
 const HEIGHT = 168;
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+const STEPS = Array.from({ length: 10 }, (_, nth) => [1, 2, 5].map((digit) => digit * 10 ** nth)).flat();
 const sync = uPlot.sync("curves");
 
 function css(name) {
@@ -54,7 +55,7 @@ function options(runs, axis, strength, width, hover) {
     cursor: { sync: { key: sync.key, setSeries: false }, drag: { x: true, y: false }, y: false, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: span } },
     axes: [
-      { ...line, size: 24, gap: 2, ...(axis === "seconds" ? { incrs: TIMES } : {}), values: (plot, splits) => splits.map((value) => (axis === "seconds" ? seconds(value) : value)) },
+      { ...line, size: 24, gap: 2, incrs: axis === "seconds" ? TIMES : STEPS, values: (plot, splits) => splits.map((value) => (axis === "seconds" ? seconds(value) : value)) },
       { ...line, size: 52, gap: 4, values: (plot, splits) => splits.map((value) => number(Number(value.toPrecision(6)))) },
     ],
     series: series(runs, strength),

@@ -33,7 +33,7 @@ export function Curves({ runs, version, parameters }) {
   const all = metrics.value || [];
   const chosen = select(all, parameters.metrics || "");
   const names = chosen.slice(0, MOST).map((metric) => metric.name);
-  const data = useAnswer(names.length ? `/api/curves?names=${encodeURIComponent(names.join(","))}` : null, version);
+  const data = useAnswer(names.length ? `/api/curves?names=${encodeURIComponent(names.join("\n"))}` : null, version);
   const toggle = (name) => {
     hidden.has(name) ? hidden.delete(name) : hidden.add(name);
     set({ hide: [...hidden].join(",") });

@@ -8,11 +8,12 @@ import { count } from "./format.js";
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
+// Their names instead of the pictures that Unicode has for them: not every font has those.
+const NAMES = "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
+
 export function picture(character) {
   const code = character.charCodeAt(0);
-  if (code < 0x20) return String.fromCharCode(0x2400 + code);
-  if (code === 0x7f) return "\u2421";
-  return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  return `⟨${NAMES[code] || code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
 // [text, whether it stands for a hidden character] for each part of a text.
@@ -21,7 +22,9 @@ export function visible(text) {
   let last = 0;
   for (const found of text.matchAll(HIDDEN)) {
     if (found.index > last) parts.push([text.slice(last, found.index), false]);
-    parts.push([picture(found[0]), true]);
+    // Neighbours are one part: a text of nothing else would be as many elements as characters.
+    if (parts.length && parts.at(-1)[1] && found.index === last) parts.at(-1)[0] += picture(found[0]);
+    else parts.push([picture(found[0]), true]);
     last = found.index + found[0].length;
   }
   if (last < text.length) parts.push([text.slice(last), false]);
