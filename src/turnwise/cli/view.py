@@ -34,7 +34,9 @@ def add_view_command(commands: Any) -> None:
     view.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     view.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
     view.add_argument("--port", type=int, help=f"port ({PORT}, or a free one where that is taken)")
-    view.add_argument("--key-file", default="", metavar="FILE", help="the token, for another --host (made up)")
+    view.add_argument(
+        "--key-file", default="", metavar="FILE", help="the token; another --host has one anyway (made up)"
+    )
     view.add_argument("--html", metavar="FILE", help="write one file instead, of an attempt or a step")
     view.add_argument("--attempt", metavar="KEY", help="with --html: KIND/STEP/GROUP/ATTEMPT, as the page names it")
     view.add_argument("--step", metavar="N", help="with --html: a training step, or KIND/N of an evaluation")
@@ -83,7 +85,8 @@ def serve(runs: WatchedRuns, chosen: argparse.Namespace) -> int:
     from turnwise.view.server import ViewServer, check_installed
 
     check_installed()
-    key = None if is_this_machine(chosen.host) else find_key("", chosen.key_file)
+    open_to_others = not is_this_machine(chosen.host)
+    key = find_key("", chosen.key_file) if open_to_others or chosen.key_file else None
     token = key.text if key else ""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
