@@ -17,6 +17,7 @@ FIRST = ([1, 2], [5])
     [
         ([FIRST], [FIRST], Difference(1, 0, False, True)),
         ([([1, 2], [5, 6])], [([1, 2], [5, 7])], Difference(0, 3, True, False)),
+        ([([1, 2], [5])], [([1, 2], [6])], Difference(0, 2, True, False)),
         ([([1, 2], [5, 6])], [([1, 2], [5])], Difference(0, 3, True, False)),
         ([([1, 2], [5])], [([1, 3], [5])], Difference(0, 1, False, False)),
         ([FIRST, ([1, 2, 5, 8], [9])], [FIRST, ([1, 2, 5, 7], [9])], Difference(1, 3, False, False)),
