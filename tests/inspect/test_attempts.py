@@ -140,3 +140,22 @@ def test_keys_are_read_back_and_others_refused():
             AttemptKey.parse(text)
     with pytest.raises(ValueError, match="sorted by"):
         Query(order="size")
+
+
+def test_many_files_are_read_in_parts_the_newest_first(folder):
+    attempts = Attempts(folder)
+    assert attempts.refresh(limit=2)
+    assert keys(attempts.select(Query())) == ["greedy/2/0/0", "train/2/0/0"]
+    assert attempts.num_waiting == 1
+    assert attempts.refresh(limit=2)
+    assert attempts.num_waiting == 0
+    assert attempts.select(Query()).total == 6
+    assert not attempts.refresh(limit=2)
+
+
+def test_attempts_are_chosen_by_turns_and_sampled_tokens(folder):
+    attempts = Attempts(folder)
+    attempts.refresh()
+    assert keys(attempts.select(Query(min_turns=3))) == ["train/1/0/1"]
+    assert keys(attempts.select(Query(max_turns=0))) == ["train/1/1/1"]
+    assert keys(attempts.select(Query(min_tokens=5, max_tokens=6))) == ["train/1/0/1"]

@@ -54,3 +54,11 @@ def test_a_step_that_no_picture_has_is_no_line(tmp_path):
     log.refresh()
     assert log.series("loss") == [(1, 1.0)]
     assert log.num_unreadable == 2
+
+
+def test_a_step_that_no_curve_can_show_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1, "loss": 1.0}, {"step": 10**30, "loss": 2.0})
+    log = MetricLog(path)
+    log.refresh()
+    assert (log.series("loss"), log.num_unreadable) == ([(1, 1.0)], 1)

@@ -98,3 +98,28 @@ def test_tokens_are_shown_by_the_tokenizer_of_the_run(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = TokenText.of_file(tmp_path / "tokenizer.json")
     assert text.pieces([0, 1, 2, 999, 2**40]) == ["get", "amber", "<|im_end|>", "999 ", f"{2**40} "]
+
+
+def test_a_tokenizer_that_comes_later_is_found(run):
+    from tokenizers import Tokenizer, models
+
+    assert run.text_of.pieces([0]) == ["0 "]
+    folder = run.folder.checkpoints / "step-000010"
+    folder.mkdir(parents=True)
+    Tokenizer(models.WordLevel({"get": 0}, unk_token="get")).save(str(folder / "tokenizer.json"))
+    assert run.text_of.pieces([0]) == ["get"]
+    assert run.text_of is run.text_of
+
+
+def test_a_character_of_several_tokens_stands_with_the_first(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens = tokenizer.encode("aé🙂b").ids
+    text = TokenText.of_file(tmp_path / "tokenizer.json")
+    assert text.pieces(tokens) == ["a", "é", "", "🙂", "", "", "", "b"]
+    assert text.pieces(tokens[:2]) == ["a", "\ufffd"]

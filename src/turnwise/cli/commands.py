@@ -23,6 +23,7 @@ from turnwise.cli.rescore import rescore_command
 from turnwise.cli.sft import sft_command
 from turnwise.cli.show import show_command
 from turnwise.cli.terminal import open_screen
+from turnwise.cli.view import view_command
 from turnwise.cli.why import why_command
 from turnwise.runs.screen import Screen
 
@@ -290,6 +291,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train_command,
     "sft": sft_command,
     "eval": eval_command,
+    "view": view_command,
     "breaks": breaks_command,
     "show": show_command,
     "report": report_command,

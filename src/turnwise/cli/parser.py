@@ -10,6 +10,7 @@ from turnwise.cli.replay import add_best_options, add_replay_option
 from turnwise.cli.report import add_report_commands
 from turnwise.cli.rescore import add_rescore_command
 from turnwise.cli.show import add_show_command
+from turnwise.cli.view import add_view_command
 
 EPILOG = """examples:
   turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
@@ -23,6 +24,7 @@ EPILOG = """examples:
   turnwise rescore runs/quickstart --env mine:Hops             what a changed reward would have paid; see rescore --help
   turnwise sft --from runs/quickstart --best out=models/best   imitate the best attempts of a run
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise view runs/quickstart                                its curves, attempts and tokens in a browser
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
   turnwise why runs/quickstart                                 what keeps it from learning, while it runs or afterwards
@@ -95,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     add_training_commands(commands)
     add_eval_command(commands)
     add_inspection_commands(commands)
+    add_view_command(commands)
     add_model_commands(commands)
     add_data_commands(commands)
     return top

@@ -1,6 +1,7 @@
 """The attempts of a run as a table: filtered, sorted and paged without reading their tokens.
 
-A row is one attempt, of a training step or of an evaluation. Only what a table shows is read of each file, once.
+A row is one attempt, of a training step or of an evaluation. Only what a table shows is read of each file, once. One
+thread may refresh the table while others select from it.
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class Query:
     statuses: tuple[str, ...] = ()
     min_reward: float | None = None
     max_reward: float | None = None
+    min_turns: int | None = None
+    max_turns: int | None = None
+    min_tokens: int | None = None
+    """Sampled tokens."""
+    max_tokens: int | None = None
     trained: bool | None = None
     order: str = "step"
     descending: bool = True
@@ -130,32 +136,37 @@ class Attempts:
         """Per file: its time and size, and the rows it has."""
         self.unreadable: dict[Path, str] = {}
         """Why the attempts of a file are not in the table."""
+        self.num_waiting = 0
+        """Files that the last refresh left for the next."""
         self.table: Any = None
 
-    def refresh(self) -> bool:
-        """Read the files that are new or changed. Whether anything was."""
+    def refresh(self, limit: int | None = None) -> bool:
+        """Read the files that are new or changed, the newest steps first and at most `limit` of them. Whether anything
+        was read or is gone; `num_waiting` says how many files are left."""
         import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
 
         present = dict(files_of(self.folder))
         gone = self.parts.keys() - present.keys()
         for path in gone:
             del self.parts[path]
-        self.unreadable = {path: why for path, why in self.unreadable.items() if path in present}
+        unreadable = {path: why for path, why in self.unreadable.items() if path in present}
         changed = [path for path in present if self.stamp(path) != self.parts.get(path, (None,))[0]]
-        for path in changed:
+        changed.sort(key=lambda path: path.name, reverse=True)
+        for path in changed[:limit]:
             stamp = self.stamp(path)
             if stamp is None:  # the run has removed it meanwhile
                 self.parts.pop(path, None)
                 continue
-            self.unreadable.pop(path, None)
+            unreadable.pop(path, None)
             try:
                 self.parts[path] = stamp, rows_of(path, present[path])
-            except ValueError as error:
-                self.unreadable[path] = str(error)
+            except (ValueError, LookupError) as error:
+                unreadable[path] = str(error)
                 self.parts[path] = stamp, None
+        self.unreadable, self.num_waiting = unreadable, len(changed[limit:]) if limit is not None else 0
         if changed or gone or self.table is None:
             parts = [part for _, part in self.parts.values() if part is not None]
-            self.table = pa.concat_tables(parts) if parts else None
+            self.table = pa.concat_tables(parts).combine_chunks() if parts else None
         return bool(changed or gone)
 
     @staticmethod
@@ -167,7 +178,8 @@ class Attempts:
         return status.st_mtime_ns, status.st_size
 
     def __len__(self) -> int:
-        return 0 if self.table is None else self.table.num_rows
+        table = self.table
+        return 0 if table is None else table.num_rows
 
     def select(self, query: Query, offset: int = 0, limit: int = 50) -> Page:
         """The attempts of a query from `offset` on."""
@@ -211,7 +223,8 @@ class Attempts:
 
     def chosen(self, query: Query) -> Any:
         """The rows that a query selects, unsorted."""
-        if self.table is None:
+        table = self.table
+        if table is None:
             return None
         import pyarrow.compute as pc
 
@@ -226,10 +239,11 @@ class Attempts:
         for name, low, high in (
             ("step", query.first_step, query.last_step),
             ("reward", query.min_reward, query.max_reward),
+            ("turns", query.min_turns, query.max_turns),
+            ("action_tokens", query.min_tokens, query.max_tokens),
         ):
             conditions += [field(name) >= low] if low is not None else []
             conditions += [field(name) <= high] if high is not None else []
-        table = self.table
         for condition in conditions:
             table = table.filter(condition)
         return table
@@ -302,7 +316,10 @@ def summed(values: Any, sizes: Any) -> Any:
 
 def longest(values: Any, sizes: Any) -> Any:
     """The largest value among the turns of each attempt, 0 for one without turns."""
-    return np.array([part.max(initial=0) for part in np.split(values, np.cumsum(sizes))[:-1]], np.int64)
+    result, some = np.zeros(len(sizes), np.int64), sizes > 0
+    if some.any():
+        result[some] = np.maximum.reduceat(values, (np.cumsum(sizes) - sizes)[some])
+    return result
 
 
 def attempt_row(row: Mapping[str, Any]) -> AttemptRow:

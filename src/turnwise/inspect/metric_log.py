@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 LARGEST = 1e300
+LARGEST_STEP = 2**53
 TAIL = 256
 """Bytes of the last line that are compared, to notice a file that a resume has cut back."""
 
@@ -55,7 +56,7 @@ class MetricLog:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and isinstance(step := value.get("step"), int) and is_finite(step):
+        if isinstance(value, dict) and is_step(value.get("step")):
             self.lines.append(value)
         elif line.strip():
             self.num_unreadable += 1
@@ -79,3 +80,8 @@ class MetricLog:
 def is_finite(value: Any) -> TypeGuard[float]:
     """Whether a value of a line is a number that can be drawn; JSON has integers of any size."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+def is_step(value: Any) -> TypeGuard[int]:
+    """Whether a value is a step that a picture can show."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_STEP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from turnwise.runs.archive import Record, read_group
 from turnwise.runs.checkpoint import checkpoint_path, written_steps
 from turnwise.runs.folder import RunFolder
 
-GROUPS_KEPT = 16
-"""Groups that stay in memory after they were read."""
+GROUPS_KEPT = 4
+"""Groups that stay in memory after they were read; one may have hundreds of megabytes."""
+REPLACED = "\ufffd"
+LONGEST_CHARACTER = 6
+"""Tokens that the bytes of one character, or of two that share a token, may be in."""
 
 
 class RunReader:
@@ -35,14 +38,15 @@ class RunReader:
         self.attempts = Attempts(folder)
         self.metrics = MetricLog(folder.metrics)
         self.read = lru_cache(GROUPS_KEPT)(self.read_again)
+        self.tokenizer: TokenText | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> RunReader:
         return cls(RunFolder.open(path))
 
-    def refresh(self) -> bool:
-        """Read what the run has written since. Whether there was anything."""
-        return self.metrics.refresh() | self.attempts.refresh()
+    def refresh(self, limit: int | None = None) -> bool:
+        """Read what the run has written since, at most `limit` files of attempts. Whether there was anything."""
+        return self.metrics.refresh() | self.attempts.refresh(limit)
 
     # ------------------------------------------------------------ what it is
 
@@ -56,9 +60,14 @@ class RunReader:
         """The result of a run that is over; empty while it goes on."""
         return json_object(self.folder.summary)
 
-    @cached_property
+    @property
     def text_of(self) -> TokenText:
-        """Tokens as text, by the tokenizer of any checkpoint."""
+        """Tokens as text, by the tokenizer of any checkpoint; a run that has begun may have none yet."""
+        if self.tokenizer is None or self.tokenizer.tokenizer is None:
+            self.tokenizer = self.find_tokenizer()
+        return self.tokenizer
+
+    def find_tokenizer(self) -> TokenText:
         for step in reversed(written_steps(self.folder.checkpoints)):
             file = checkpoint_path(self.folder.checkpoints, step) / "tokenizer.json"
             if file.is_file():
@@ -82,7 +91,8 @@ class RunReader:
 
 
 class TokenText:
-    """The text of single tokens. Bytes of a character that several tokens make up are replacement characters."""
+    """The text of single tokens. A character that several tokens make up stands with the first of them; the others
+    have no text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -103,7 +113,19 @@ class TokenText:
         numbers: list[int] = np.asarray(tokens).tolist()
         for token in set(numbers) - known.keys():
             known[token] = self.one(token)
-        return [known[token] for token in numbers]
+        texts = [known[token] for token in numbers]
+        for place, text in enumerate(texts):
+            if REPLACED in text:
+                self.join_character(numbers, texts, place)
+        return texts
+
+    def join_character(self, numbers: Sequence[int], texts: list[str], place: int) -> None:
+        """Put a character whose bytes are in several tokens, from a place on, with the first of them."""
+        for end in range(place + 2, min(len(numbers), place + LONGEST_CHARACTER) + 1):
+            whole = self.text(numbers[place:end])
+            if REPLACED not in whole:
+                texts[place:end] = [whole, *[""] * (end - place - 1)]
+                return
 
     def one(self, token: int) -> str:
         if self.tokenizer is None:
