@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from turnwise.inspect.recorded_attempt import RecordedAttempt
 from turnwise.view.clipped import number
 
+LARGEST_GAP = 50.0
+"""So that a ratio is a number that JSON and a page can show."""
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -37,6 +40,28 @@ CHANNELS = (
         lambda one: [turn.logprobs for turn in one.trajectory.turns],
     ),
     Channel(
+        "entropy",
+        "entropy",
+        "Entropy of the distribution that it was drawn from.",
+        "sequential",
+        lambda one: one.entropies,
+    ),
+    Channel(
+        "gap",
+        "gap",
+        "The learner's log probability before the step, minus the engine's.",
+        "diverging",
+        lambda one: gaps_of(one),
+    ),
+    Channel(
+        "ratio",
+        "ratio",
+        "The learner's probability before the step, divided by the engine's.",
+        "diverging",
+        lambda one: [np.exp(np.minimum(gap, LARGEST_GAP)) for gap in gaps_of(one)],
+        centre=1.0,
+    ),
+    Channel(
         "weight", "token weight", "Share of the token in the objective.", "sequential", lambda one: one.token_weights
     ),
     Channel(
@@ -47,6 +72,12 @@ CHANNELS = (
         lambda one: [turn.versions for turn in one.trajectory.turns],
     ),
 )
+
+
+def gaps_of(attempt: RecordedAttempt) -> list[NDArray[Any]]:
+    """Per turn: the learner's logprobs minus the engine's; nothing where the run did not record the learner's."""
+    pairs = zip(attempt.learner_logprobs, attempt.trajectory.turns, strict=False)
+    return [np.asarray(logprobs, np.float64) - turn.logprobs for logprobs, turn in pairs]
 
 
 def channels_of(attempt: RecordedAttempt) -> list[dict[str, Any]]:
