@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from support.making import make_trajectory, make_turn
+from support.making import make_group, make_trajectory, make_turn
 from turnwise.messages import Message, ToolCall
-from turnwise.runs.transcript import LONGEST_TEXT, coloured, ground, milliseconds, transcript, visible
+from turnwise.runs.transcript import LONGEST_TEXT, best_and_worst, coloured, ground, milliseconds, transcript, visible
 from turnwise.types import Break, Status, Trajectory, TurnTiming
 
 
@@ -80,7 +80,7 @@ def test_controls_are_made_visible(text, shown):
 
 def test_long_texts_are_cut_unless_all_is_asked_for():
     turn = make_turn([1], [2], said=Message("assistant", "x" * (LONGEST_TEXT + 5)))
-    assert "… 5 characters more (--all shows them)" in text_of(transcript(attempt(turn), pieces))
+    assert "… 5 characters more (turnwise show --all)" in text_of(transcript(attempt(turn), pieces))
     assert "x" * (LONGEST_TEXT + 5) in text_of(transcript(attempt(turn), pieces, longest=None))
 
 
@@ -101,6 +101,19 @@ def test_every_token_of_an_attempt_is_shown():
     shown = text_of(transcript(trajectory, pieces, tokens=True))
     for turn in trajectory.turns:
         assert "".join(pieces(turn.action)) in shown
+
+
+def test_the_best_and_the_worst_attempt_of_a_step():
+    groups = [make_group([0.0, 0.5], name="a"), make_group([1.0, 0.25], name="b\x1b")]
+    lines = list(best_and_worst(groups, lambda tokens: f"{len(tokens)} tokens"))
+    assert [line for line in lines if not line.startswith("  ")] == ["best attempt, task b␛", "worst attempt, task a"]
+    assert [line for line in lines if line.startswith("  ── end")] == [
+        "  ── end finished, reward 1",
+        "  ── end finished, reward 0",
+    ]
+    alike = list(best_and_worst([make_group([1.0, 1.0])], str))
+    assert [line for line in alike if not line.startswith("  ")] == ["an attempt, task task"]
+    assert list(best_and_worst([], str)) == []
 
 
 def test_durations():

@@ -75,6 +75,7 @@ CANNOT_MATTER: Mapping[str, str] = {
     "sft.remake": "says whether to make it, not what it is",
     "checkpoints": AFTER,
     "archive": AFTER,
+    "screen": AFTER,
     "tracking": AFTER,
     "cluster.address": PLACE,
     "cluster.replicas": SAMPLES,

@@ -31,6 +31,15 @@ class ArchiveConfig(Section):
     pass per step."""
 
 
+class ScreenConfig(Section):
+    """What training prints besides its progress. Open it to see more or fewer attempts."""
+
+    in_short_list = ()
+
+    attempts_every: int = Field(25, ge=0)
+    """Steps between attempts on the screen, the best and the worst of a step; 0 shows none."""
+
+
 class TrackingConfig(Section):
     """Settings of trackers. Open it when you set `trackers`."""
 

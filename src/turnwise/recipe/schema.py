@@ -20,7 +20,7 @@ from turnwise.recipe.evaluation import EvaluationConfig
 from turnwise.recipe.model import LoraConfig, ModelConfig
 from turnwise.recipe.objective import CorrectionConfig, DistillConfig, KlConfig
 from turnwise.recipe.optimizer import CriticConfig, OptimizerConfig
-from turnwise.recipe.output import ArchiveConfig, CheckpointsConfig, TrackingConfig
+from turnwise.recipe.output import ArchiveConfig, CheckpointsConfig, ScreenConfig, TrackingConfig
 from turnwise.recipe.rollout import RolloutConfig, SamplingConfig
 from turnwise.recipe.schedule import GuardsConfig, ScheduleConfig
 from turnwise.recipe.section import Choice, Section
@@ -100,7 +100,9 @@ class Recipe(Section):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     """When checkpoints are written, and how many stay."""
     archive: ArchiveConfig = ArchiveConfig()
-    """How long recorded trajectories stay."""
+    """What is recorded of trajectories, and how long."""
+    screen: ScreenConfig = ScreenConfig()
+    """What training prints besides its progress."""
     tracking: TrackingConfig = TrackingConfig()
     """Settings of trackers."""
     cluster: ClusterConfig = ClusterConfig()

@@ -14,12 +14,14 @@ import numpy as np
 
 from turnwise.messages import Message
 from turnwise.tokens import Floats, Tokens, extends
-from turnwise.types import Trajectory, Turn, TurnTiming
+from turnwise.types import Group, Trajectory, Turn, TurnTiming
 
 Pieces = Callable[[Tokens], list[str]]
 """The text of each token."""
 LONGEST_TEXT = 4000
 """Characters of one message that are shown unless all are asked for."""
+GLANCE = 300
+"""Characters of one message that are shown during training."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _PICTURES = 0x2400
 """Where Unicode has pictures of the control characters."""
@@ -83,6 +85,20 @@ def transcript(
     yield from heading("end", describe_end(trajectory), "bold")
 
 
+def best_and_worst(groups: Sequence[Group], decode: Callable[[Tokens], str]) -> Iterator[str]:
+    """Plain lines of the attempt that was paid most and of the one that was paid least; of one only where all were paid
+    alike."""
+    attempts = [(group.task.id, trajectory) for group in groups for trajectory in group.trajectories]
+    if not attempts:
+        return
+    best, worst = (choose(attempts, key=lambda attempt: attempt[1].total) for choose in (max, min))
+    alike = best[1].total == worst[1].total
+    for name, (task, trajectory) in (("best", best),) if alike else (("best", best), ("worst", worst)):
+        yield f"{'an' if alike else name} attempt, task {visible(task)}"
+        for line in transcript(trajectory, lambda tokens: [decode(tokens)], longest=GLANCE):
+            yield f"  {''.join(styled.text for styled in line)}"
+
+
 def describe_turn(turn: Turn, credit: Floats | None) -> str:
     """What is known of a turn, in one line."""
     parts = [f"{len(turn.action)} tokens", str(turn.stop)]
@@ -138,7 +154,7 @@ def body(text: str, style: str, longest: int | None) -> Iterator[Line]:
     for line in visible(text if rest <= 0 else text[:longest]).split("\n"):
         yield (Styled(line, style),)
     if rest > 0:
-        yield (Styled(f"… {rest:,} characters more (--all shows them)", "yellow"),)
+        yield (Styled(f"… {rest:,} characters more (turnwise show --all)", "yellow"),)
 
 
 # ---------------------------------------------------------------- tokens by credit

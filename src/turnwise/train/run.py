@@ -26,6 +26,7 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
+from turnwise.runs.transcript import best_and_worst
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.tokens import Tokens
 from turnwise.train.loop import LoopParts, Progress, Waiting, train
@@ -150,6 +151,9 @@ class Run:
             await self.begin_evaluation(step)
         self.since = self.model_seconds()
         self.screen.show(step, metrics)
+        if (every := self.recipe.screen.attempts_every) and step % every == 0:
+            for line in best_and_worst([record.group for record in records], self.decode):
+                self.screen.say(line)
 
     def log_dropped(self, dropped: Sequence[Group]) -> None:
         """Log what the step was like that the run stopped in, for want of a group to train on. A resume makes it
