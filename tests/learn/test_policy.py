@@ -270,7 +270,9 @@ def test_a_model_that_cannot_recompute_its_layers_is_refused(monkeypatch):
     model = make_model()
     monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
     Policy(model)
-    with pytest.raises(ValueError, match=r"^Qwen3ForCausalLM cannot recompute .* set model\.checkpointing = false$"):
+    with pytest.raises(
+        ValueError, match=r"^Qwen3ForCausalLM cannot recompute .* set model\.gradient_checkpointing = false$"
+    ):
         Policy(model, checkpointing=True)
 
 
@@ -286,7 +288,7 @@ def test_a_recipe_says_how_its_policy_computes():
     plain = policy_of(recipe_of(), make_model())
     assert plain.recomputed == []
     rollout = {"max_prompt_tokens": 60, "max_trajectory_tokens": 64}
-    policy = policy_of(recipe_of(model={"checkpointing": True}, rollout=rollout), make_model())
+    policy = policy_of(recipe_of(model={"gradient_checkpointing": True}, rollout=rollout), make_model())
     assert len(policy.recomputed) >= 2
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     policy_of(recipe_of(rollout=rollout), make_model("qwen2", **window))

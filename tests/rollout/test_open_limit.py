@@ -217,7 +217,7 @@ def test_a_cancelled_wait_takes_no_permit():
 
 def test_overlapping_validation_leaves_half_of_the_permits(tmp_path):
     recipe = recipe_of(concurrency={"max_open": 4})
-    beside = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"overlap": True})})
+    beside = recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"overlap_evaluations": True})})
     alone, environments = environments_for(recipe), environments_for(beside)
     training, validation = environments.training()["crowd"], environments.validation()["crowd"]
     assert alone.validation()["crowd"].open_limit is alone.datasets["crowd"].open_limit

@@ -76,3 +76,8 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert printed.startswith("turnwise: ")
     assert "\n" not in printed
     return printed
+
+
+def unadvised(printed: str) -> list[str]:
+    """The lines of what a run printed, without those that say what keeps it from learning: a micro run is cut short."""
+    return [line for line in printed.splitlines() if not line.startswith("warning: step ")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, train_once, untimed
+from support.running import SilentScreen, micro_recipe, micro_toml, resume, train, train_once, unadvised, untimed
 from turnwise.cli.commands import main
 from turnwise.runs.checkpoint import latest_checkpoint, read_checkpoint
 from turnwise.runs.checksums import Damaged
@@ -161,7 +161,7 @@ def test_a_resume_from_the_one_before_ends_where_the_run_did(
     archived = contents(run.archive)
     flip(step(run, 4) / "model.safetensors")
     assert main(["train", "--resume", str(run.path)]) == 0
-    printed = capsys.readouterr().err.splitlines()
+    printed = unadvised(capsys.readouterr().err)
     assert "step-000004 is damaged: model.safetensors does not match its checksum; using step-000002" in printed[0]
     [aside] = run.set_back.iterdir()
     assert printed[1:] == [f"warning: what came after step 2 is in {aside} now"]

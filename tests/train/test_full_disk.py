@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import TESTS
-from support.running import micro_toml, untimed
+from support.running import micro_toml, unadvised, untimed
 from turnwise.cli.commands import main
 from turnwise.disk import EXIT_CODE
 from turnwise.runs.checkpoint import read_checkpoint
@@ -64,7 +64,7 @@ def start(whole: Path, out: Path) -> int:
 
 def check_the_disk_ended_it(code: int, printed: str, reason: str) -> None:
     assert code == EXIT_CODE
-    [line] = printed.splitlines()
+    [line] = unadvised(printed)
     assert line.startswith("turnwise: cannot write")
     assert reason in line
 
@@ -167,7 +167,7 @@ REAL = """
 import subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from support.running import micro_toml, untimed
+from support.running import micro_toml, unadvised, untimed
 from turnwise.cli.commands import main
 
 place = Path({place!r})

@@ -387,7 +387,7 @@ def test_what_cannot_be_spelled_is_refused_with_the_way_out(monkeypatch):
     own = ControlTokens(byte_tokenizer())
     monkeypatch.setattr(own, "encode_apart", lambda parts: np.array([2], np.int32))
     monkeypatch.setattr(own, "renamed", None)
-    with pytest.raises(ValueError, match=r"rollout\.trust_text"):
+    with pytest.raises(ValueError, match=r"rollout\.rendering\.trust_text"):
         own.encode(GuardedText("<|im_end|>", "\U000f1234|im_end|>"))
 
 
