@@ -189,6 +189,11 @@ class Trajectory:
     """Named parts of the outcome, for people; nothing trains on them."""
     failure: str = ""
     """Why it failed: what was raised and where, then a colon and what it said. Empty where it did not."""
+    buffer: Tokens = field(init=False, repr=False)
+    """[N] the tokens of all turns; a history that only grew is in it once."""
+    spans: NDArray[np.int64] = field(init=False, repr=False)
+    """[turns, 3] where each turn starts in the buffer, where its prompt ends, and where its action ends. A turn starts
+    where the turn before does if, and only if, its prompt begins with that turn."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -200,7 +205,10 @@ class Trajectory:
             raise ValueError("the rewards of a trajectory must add up to a finite number")
         if not self.turns and self.status.counts:
             raise ValueError(f"a trajectory that ended as {self.status} has at least one turn")
-        fix(self, "turns", share_storage(tuple(self.turns)))
+        buffer, spans = pack_tokens(self.turns)
+        fix(self, "buffer", buffer)
+        fix(self, "spans", spans)
+        fix(self, "turns", share_storage(tuple(self.turns), buffer, spans))
 
     @property
     def total(self) -> float:
@@ -220,7 +228,7 @@ class Trajectory:
         return sum(len(turn.action) for turn in self.turns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        buffer, spans = pack_tokens(self.turns)
+        buffer, spans = self.buffer, self.spans
         rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
         return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks), self.failure)
 
@@ -257,9 +265,8 @@ def turns_of(groups: Sequence[Group]) -> Iterator[Turn]:
             yield from trajectory.turns
 
 
-def share_storage(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """The same turns with prompts and actions as views of one buffer."""
-    buffer, spans = pack_tokens(turns)
+def share_storage(turns: tuple[Turn, ...], buffer: Tokens, spans: NDArray[np.int64]) -> tuple[Turn, ...]:
+    """The same turns with prompts and actions as views of the buffer that they were packed into."""
     shared = []
     begun = 0
     for turn, (start, middle, end) in zip(turns, spans.tolist(), strict=True):

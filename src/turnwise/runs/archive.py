@@ -34,7 +34,7 @@ from turnwise.runs.columns import (
     token_column,
 )
 from turnwise.runs.seal import BLANK, is_intact, sealed
-from turnwise.tokens import Floats, frozen_array, pack_tokens
+from turnwise.tokens import Floats, frozen_array
 from turnwise.types import Break, Group, Status, Task, Trajectory, TurnTiming, rebuild_trajectory, turns_of
 
 FORMAT_KEY, FORMAT = b"turnwise.archive", b"1"
@@ -293,8 +293,8 @@ def from_table(table: Any) -> list[Record]:
 def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
     """What is one per turn as a list of structs, what is one per token as lists of numbers."""
     turns = [turn for trajectory in attempts for turn in trajectory.turns]
-    packed = [pack_tokens(trajectory.turns) for trajectory in attempts]
-    spans = np.concatenate([np.zeros((0, 3), np.int64), *(spans for _, spans in packed)])
+    buffers = [trajectory.buffer for trajectory in attempts]
+    spans = np.concatenate([np.zeros((0, 3), np.int64), *(trajectory.spans for trajectory in attempts)])
     per_turn = {
         "start": number_column(spans[:, 0], np.int32),
         "prompt_end": number_column(spans[:, 1], np.int32),
@@ -311,7 +311,7 @@ def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
     actions = [trajectory.num_action_tokens for trajectory in attempts]
     return {
         "turns": list_column([len(trajectory.turns) for trajectory in attempts], struct_column(per_turn)),
-        "tokens": token_column([len(buffer) for buffer, _ in packed], [buffer for buffer, _ in packed], np.int32),
+        "tokens": token_column([len(buffer) for buffer in buffers], buffers, np.int32),
         "logprobs": token_column(actions, [turn.logprobs for turn in turns], np.float32),
         "versions": token_column(actions, [turn.versions for turn in turns], np.int32),
     }

@@ -21,7 +21,10 @@ def text_column(texts: Sequence[str]) -> Any:
     """
     import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
 
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    try:
+        return pa.array(texts, pa.large_string())
+    except UnicodeEncodeError:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     places = pa.py_buffer(_offsets([len(text) for text in encoded]))
     return pa.LargeStringArray.from_buffers(len(encoded), places, pa.py_buffer(b"".join(encoded)))
 
