@@ -13,9 +13,10 @@ from support.acting import group
 from support.replaying import copied, record_run, recorded_recipe, same_weights, weights_of
 from support.running import SilentScreen, train, untimed
 from turnwise.assemble import engines
-from turnwise.assemble.replay import refuse_ignored, replaying, resuming_replay
+from turnwise.assemble.replay import refuse_ignored, replaying, resuming_replay, without_evaluation
 from turnwise.assemble.run import resume
 from turnwise.credit.failure import pay
+from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step, step_path
 from turnwise.runs.recorded_archive import RecordedArchive
@@ -239,3 +240,11 @@ def test_overrides_for_an_engine_are_refused(override: str) -> None:
     with pytest.raises(ValueError, match="would be ignored: a replay has no engine"):
         refuse_ignored(["steps=3", override])
     refuse_ignored(["steps=3", "sampling.temperature=1.0"])
+
+
+def test_the_recipe_of_a_replay_can_be_read_again(recorded: Path, tmp_path: Path) -> None:
+    """Also that of a run whose evaluations overlapped training."""
+    recipe = parse_recipe({"env": [{"name": "hops"}], "schedule": {"overlap_evaluations": True}, "max_lag": 1}, "test")
+    quiet = without_evaluation(recipe)
+    assert (quiet.evaluation.every, quiet.schedule.overlap_evaluations) == (0, False)
+    assert parse_recipe(quiet.model_dump(mode="json"), "again") == quiet

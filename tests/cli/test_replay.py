@@ -57,6 +57,8 @@ def test_another_recipe_or_override_shows_the_first_difference(
 def test_mistakes_of_a_replay_are_one_line(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["train", "--from", str(recorded), f"out={tmp_path / 'no'}"]
     assert "would be ignored: a replay has no engine" in mistake(capsys, *start, "evaluation.every=3")
+    for override in ("env.0.settings.link_reward=1", "rollout.max_turns=2", "guards.max_logprob_gap=1"):
+        assert "paid already" in mistake(capsys, *start, override)
     assert "remove --from" in mistake(capsys, *start, "--resume", str(recorded))
     assert "not the folder of a run" in mistake(capsys, "train", "--from", str(tmp_path / "nowhere"))
     recipe = str(recorded.parent / "micro.toml")

@@ -71,6 +71,7 @@ def test_mistakes_are_one_line_and_leave_no_folder(
 ) -> None:
     start = ["rescore", str(recorded), "--out", str(tmp_path / "no")]
     assert "optimizer.learning_rate=1 would be ignored" in mistake(capsys, *start, "optimizer.learning_rate=1")
+    assert "rollout.max_turns=2 would be ignored" in mistake(capsys, *start, "rollout.max_turns=2")
     assert "score at least one attempt" in mistake(capsys, *start, "--limit", "0")
     assert "has no step 9" in mistake(capsys, *start, "--step", "9")
     assert "no Nothing" in mistake(capsys, *start, "--env", "support.rescoring:Nothing")

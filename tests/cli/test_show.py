@@ -83,6 +83,10 @@ def test_mistakes_are_one_line(run, capsys):
         (["nonsense"], "names no attempt"),
         (["best", "--evaluation", "sampled"], "no such attempts yet"),
         (["--limit", "0"], "at least one row"),
+        (["best", "--worst"], "--worst is ignored"),
+        (["train/1/0/0", "--step", "7"], "--step is ignored"),
+        (["train/1/0/0", "--failed"], "--failed is ignored"),
+        (["--tokens"], "--tokens is ignored: it is about one ATTEMPT"),
     ):
         assert main(["show", str(run.path), *arguments]) == 2
         [line] = capsys.readouterr().err.splitlines()

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.cli.terminal import PlainScreen, RichScreen, headline, open_screen
+from turnwise.cli.terminal import PlainScreen, RichScreen, headline, open_screen, print_line
 from turnwise.runs.screen import table
+from turnwise.runs.transcript import Styled
 
 METRICS = {"reward/mean": 0.5, "success": 0.25, "loss": 1.0, "speed/tokens_per_second": 12345.6, "lag/max": 2.0}
 
@@ -56,3 +57,20 @@ def test_a_table_is_aligned() -> None:
     rows = [("tree", "1", ""), ("packed", "12,345", "x")]
     assert table(("layout", "tokens", "is"), rows) == ["layout  tokens  is", "tree         1", "packed  12,345   x"]
     assert table(("layout", "tokens"), []) == ["layout  tokens"]
+
+
+def test_words_that_the_output_cannot_encode_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", output)
+    PlainScreen().say("── 漢 :heart:")
+    print_line((Styled("→"),))
+    output.flush()
+    assert output.buffer.getvalue() == b"\\u2500\\u2500 \\u6f22 :heart:\n\\u2192\n"
+
+
+def test_a_terminal_shows_words_as_they_are_written() -> None:
+    screen = RichScreen()
+    output = io.StringIO()
+    screen.console = Console(file=output, force_terminal=True, width=140)
+    screen.say(":heart: [bold]")
+    assert ":heart: [bold]" in output.getvalue()

@@ -1,5 +1,6 @@
 import pytest
 
+from support.making import make_trajectory
 from support.recorded import attempt, record
 from turnwise.inspect.attempts import TRAINING, AttemptKey, Attempts, Query
 from turnwise.runs.archive import step_path, write_step
@@ -130,6 +131,15 @@ def test_an_empty_run_has_no_attempts(tmp_path):
     assert attempts.select(Query()).total == len(attempts) == 0
     assert attempts.groups(Query()) == (0, [])
     assert attempts.counts(Query()) == {"kind": {}, "status": {}, "dataset": {}}
+
+
+def test_rewards_of_one_attempt_do_not_blur_those_of_another(tmp_path):
+    folder = RunFolder(tmp_path)
+    paid = [1e16, *[0.1] * 10]
+    write_step(folder.archive, 1, [record("a", *(make_trajectory([(2, 1)], rewards=[one]) for one in paid))])
+    attempts = Attempts(folder)
+    attempts.refresh()
+    assert sorted(row.reward for row in attempts.select(Query()).rows) == sorted(paid)
 
 
 def test_keys_are_read_back_and_others_refused():

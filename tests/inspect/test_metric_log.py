@@ -44,6 +44,7 @@ def test_what_is_no_metric_is_left_out(tmp_path):
     assert log.refresh()
     assert log.num_unreadable == 5
     assert [log.series(name) for name in ("loss", "big", "text", "fine")] == [[], [], [], [(4, 2.0)]]
+    assert log.names == ["fine"]
     assert log.finite_lines == [{"step": 3}, {"step": 4, "fine": 2}]
 
 

@@ -44,9 +44,9 @@ def test_a_run_that_is_over(tmp_path):
 
 @pytest.mark.parametrize(("overlap", "seconds"), [(False, 9.0), (True, 4.0)])
 def test_evaluations_that_overlap_take_no_time_of_their_own(tmp_path, overlap, seconds):
-    folder = RunFolder.create(tmp_path / "run", {"evaluation": {"overlap": overlap}})
+    folder = RunFolder.create(tmp_path / "run", {"schedule": {"overlap_evaluations": overlap}})
     log = JsonLines(folder.metrics)
-    log.log(0, {"seconds/exam/sampled": 1.0})
+    log.log(0, {"seconds/evaluation/sampled": 1.0})
     log.log(1, {"seconds/step": 3.0, "seconds/evaluation/sampled": 5.0})
     assert overview_of(RunReader(folder)).seconds == seconds
 

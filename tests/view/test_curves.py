@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.making import few
-from turnwise.view.curves import thinned
+from turnwise.view.curves import points, thinned
 
 
 @few
@@ -19,3 +19,9 @@ def test_thinning_keeps_ends_and_spikes(size, limit, seed):
         assert values[kept].min() == values.min()
     if len(values) <= limit:
         assert len(kept) == len(values)
+
+
+def test_a_step_whose_time_is_not_known_stands_at_the_one_before():
+    series = [(0, 0.1), (1, 0.5), (2, 0.6), (3, 0.0)]
+    assert points(series, {1: 10.0, 2: 20.0})["seconds"] == [0.0, 10.0, 20.0, 20.0]
+    assert points(series, {})["seconds"] == [0.0] * 4

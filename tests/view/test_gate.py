@@ -5,7 +5,7 @@ from starlette.testclient import TestClient
 
 from support.viewing import make_run
 from turnwise.view.app import make_app
-from turnwise.view.gate import host_of, is_this_machine
+from turnwise.view.gate import Gate, host_of, is_this_machine
 from turnwise.view.watched_run import WatchedRuns
 
 
@@ -64,7 +64,7 @@ def test_others_need_the_token(runs):
     first = client.get("/?token=s3cret")
     assert first.status_code == 303
     assert "s3cret" not in first.headers["location"]
-    assert "HttpOnly; SameSite=Strict" in first.headers["set-cookie"]
+    assert "HttpOnly; SameSite=Lax" in first.headers["set-cookie"]
     assert client.get("/api/runs").status_code == 200  # by the cookie
     assert "s3cret" not in first.headers["set-cookie"]
 
@@ -81,3 +81,13 @@ def test_hosts():
     assert host_of("a:80") == "a"
     assert is_this_machine("::1")
     assert not is_this_machine("0.0.0.0")
+
+
+def test_cookies_of_others_do_not_hide_ours(runs):
+    gates = [Gate(lambda *_: None, token) for token in ("one", "two")]
+    assert gates[0].cookie != gates[1].cookie
+    client = TestClient(make_app(runs, "one"), base_url="http://example.com")
+    mine = f"{gates[0].cookie}={gates[0].mark}"
+    for others in ('prefs={"a":1}', "a[b]=1", f"{gates[1].cookie}={gates[1].mark}", "=", ";;"):
+        assert client.get("/api/runs", headers={"cookie": f"{others}; {mine}"}).status_code == 200
+        assert client.get("/api/runs", headers={"cookie": others}).status_code == 401

@@ -36,8 +36,12 @@ from turnwise.schedule.workers import Workers, in_own_thread, inline
 from turnwise.train.loop import LoopParts
 from turnwise.train.run import Run, RunParts
 
-NEEDS_ENGINE = ("engine", "weight_check", "evaluation", "endpoint")
-"""Tables that say how to sample or evaluate. A replay does neither."""
+NEEDS_ENGINE = ("engine", "weight_check", "evaluation", "endpoint", "schedule.overlap_evaluations")
+"""Tables and keys that say how to sample or evaluate. A replay does neither."""
+ALREADY_MADE = ("env", "rollout", "guards.max_logprob_gap")
+"""Tables and keys that say how attempts are made and paid, which is recorded."""
+COUNTED = ("rollout.failures", "rollout.success_threshold")
+"""Keys of those that a replay reads."""
 
 
 @asynccontextmanager
@@ -75,7 +79,7 @@ async def resuming_replay(
 
 def check_replay(recipe: Recipe, source: RecordedArchive) -> None:
     """Refuse what would make the recorded logprobs or rewards mean something else than they do."""
-    recorded = parse_recipe(source.folder.read_config(), str(source.folder.config))
+    recorded = parse_recipe(source.folder.read_config(), str(source.folder.config), is_recorded=True)
     if recipe.sampling.temperature != recorded.sampling.temperature:
         raise ValueError(
             f"sampling.temperature = {recipe.sampling.temperature:g}, and the recorded logprobs are those at "
@@ -92,13 +96,24 @@ def check_replay(recipe: Recipe, source: RecordedArchive) -> None:
 
 
 def refuse_ignored(overrides: Sequence[str]) -> None:
-    """Refuse overrides of what samples and evaluates."""
+    """Refuse overrides of what samples and evaluates, and of what was settled when the attempts were made."""
     for override in overrides:
-        if override.partition("=")[0].strip().partition(".")[0] in NEEDS_ENGINE:
+        key = override.partition("=")[0].strip()
+        if is_below(key, ALREADY_MADE) and not is_below(key, COUNTED):
+            raise ValueError(
+                f"{override} would be ignored: the attempts are made and paid already; remove it, or pay them anew "
+                'with "turnwise rescore"'
+            )
+        if is_below(key, NEEDS_ENGINE):
             raise ValueError(
                 f"{override} would be ignored: a replay has no engine, samples nothing and evaluates nothing; remove "
                 'it, and evaluate the result with "turnwise eval"'
             )
+
+
+def is_below(key: str, tables: Sequence[str]) -> bool:
+    """Whether a key is one of these or in one of these tables."""
+    return any(f"{key}.".startswith(f"{table}.") for table in tables)
 
 
 def limits_of(recipe: Recipe, source: RecordedArchive) -> list[str]:
@@ -115,8 +130,10 @@ def limits_of(recipe: Recipe, source: RecordedArchive) -> list[str]:
 
 
 def without_evaluation(recipe: Recipe) -> Recipe:
-    none = recipe.evaluation.model_copy(update={"every": 0, "overlap": False})
-    return recipe.model_copy(update={"evaluation": none})
+    """The recipe with no evaluation during training, which its own config.json can be read back as."""
+    tree = recipe.model_dump(mode="json")
+    tree["evaluation"]["every"], tree["schedule"]["overlap_evaluations"] = 0, False
+    return parse_recipe(tree, "replay")
 
 
 def check_tokenizer(source: RecordedArchive, tokenizer: Any) -> None:

@@ -213,10 +213,11 @@ def open_tracker(
 ) -> Tracker:
     """metrics.jsonl and the trackers of the recipe, which a resume has go on after a step."""
     own, tree = JsonLines(folder.metrics), recipe.model_dump(mode="json")
+    watcher = Watcher(recipe, read_metrics(folder.metrics))
     others = open_trackers(recipe.trackers, tree, recipe.tracking.project, folder, after)
     for other in others:
         say(f"{other.name}: {other.where}")
-    return Several([own, *others, Watcher(recipe, read_metrics(folder.metrics))])
+    return Several([own, *others, watcher])
 
 
 # ---------------------------------------------------------------- their parts

@@ -25,8 +25,11 @@ EPILOG = """examples:
   turnwise rescore runs/quickstart --step 40 --limit 200       some of the attempts
   turnwise rescore runs/quickstart --out runs/rescored         and keep them, for train --from, sft --from and show
 """
-MATTERS = ("env", "rollout", "filter", "credit", "weighting")
-"""Tables that say what attempts are paid, and which credit comes of it."""
+MATTERS = (
+    *("env", "filter", "credit", "weighting"),
+    *("rollout.failures", "rollout.limits", "rollout.success_threshold"),
+)
+"""Tables and keys that say what attempts are paid, and which credit comes of it."""
 
 
 def add_rescore_command(commands: Any) -> Any:
@@ -93,7 +96,8 @@ def recipe_of_rescore(chosen: argparse.Namespace) -> Recipe:
     from turnwise.runs.trust import recipe_of_run
 
     for override in chosen.overrides:
-        if override.partition("=")[0].strip().partition(".")[0] not in MATTERS:
+        key = override.partition("=")[0].strip()
+        if not any(f"{key}.".startswith(f"{table}.") for table in MATTERS):
             raise ValueError(f"{override} would be ignored: rewards depend on {', '.join(MATTERS)}; remove it")
     folder = RunFolder.open(chosen.run)
     theirs = recipe_of_run(folder, (), "needless")

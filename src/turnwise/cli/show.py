@@ -55,8 +55,9 @@ def show_command(chosen: argparse.Namespace) -> int:
 
     if chosen.limit < 1:
         raise ValueError(f"--limit {chosen.limit}: show at least one row")
-    run = RunReader.open(chosen.run)
     extreme = chosen.attempt in ("best", "worst")
+    refuse_ignored(chosen, extreme)
+    run = RunReader.open(chosen.run)
     if chosen.attempt and not extreme:
         return show_attempt(run, AttemptKey.parse(chosen.attempt), chosen)
     run.attempts.refresh()
@@ -89,6 +90,17 @@ def show_command(chosen: argparse.Namespace) -> int:
         for line in failure_lines(page):
             print(line)
     return 0
+
+
+def refuse_ignored(chosen: argparse.Namespace, extreme: bool) -> None:
+    """Refuse options that what is shown has no use for."""
+    chooses = [name for name in ("best", "worst") if getattr(chosen, name)]
+    if not extreme:
+        filters = ("step", "task", "dataset", "evaluation", "failed")
+        chooses += [name for name in filters if getattr(chosen, name) not in (None, "", False)]
+    for name in chooses if chosen.attempt else [name for name in ("tokens", "all") if getattr(chosen, name)]:
+        which = f"ATTEMPT {chosen.attempt} is one already" if chosen.attempt else "it is about one ATTEMPT"
+        raise ValueError(f"--{name} is ignored: {which}; remove it, or see turnwise show --help")
 
 
 def show_attempt(run: Any, key: Any, chosen: argparse.Namespace) -> int:

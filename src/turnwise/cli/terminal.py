@@ -37,7 +37,7 @@ class PlainScreen:
         self.last = 0.0
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        print(writable(text), flush=True)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self.what, self.total, self.started, self.first = what, total, time.monotonic(), done
@@ -65,7 +65,7 @@ class RichScreen:
         self.bar: Any = None
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(writable(text), highlight=False, markup=False, emoji=False)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -85,10 +85,16 @@ class RichScreen:
             self.bar = None
 
 
+def writable(text: str) -> str:
+    """The text with what standard output cannot encode written as escapes: the words of a model must not end a run."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def print_line(line: Line) -> None:
     """Print styled text: in colour on a terminal, plain into a pipe."""
     if not sys.stdout.isatty():
-        print("".join(span.text for span in line))
+        print(writable("".join(span.text for span in line)))
         return
     from rich.console import Console
     from rich.text import Text

@@ -308,17 +308,19 @@ def shown_text(column: Any, length: int | None = None) -> Any:
 
 
 def summed(values: Any, sizes: Any) -> Any:
-    """The sum over the turns of each attempt."""
-    ends = np.cumsum(sizes)
-    totals = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
-    return totals[ends] - totals[ends - sizes]
+    """The sum over the turns of each attempt. No attempt's numbers touch another's."""
+    return by_attempt(np.add, values, sizes)
 
 
 def longest(values: Any, sizes: Any) -> Any:
     """The largest value among the turns of each attempt, 0 for one without turns."""
-    result, some = np.zeros(len(sizes), np.int64), sizes > 0
+    return by_attempt(np.maximum, values, sizes)
+
+
+def by_attempt(reduce: np.ufunc, values: Any, sizes: Any) -> Any:
+    result, some = np.zeros(len(sizes), values.dtype), sizes > 0
     if some.any():
-        result[some] = np.maximum.reduceat(values, (np.cumsum(sizes) - sizes)[some])
+        result[some] = reduce.reduceat(values, (np.cumsum(sizes) - sizes)[some])
     return result
 
 

@@ -64,7 +64,7 @@ class MetricLog:
     @property
     def names(self) -> list[str]:
         """The metrics that have a value somewhere, sorted."""
-        return sorted({name for line in self.lines for name in line} - {"step"})
+        return sorted({name for line in self.lines for name, value in line.items() if is_finite(value)} - {"step"})
 
     @property
     def finite_lines(self) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from turnwise.inspect.held_out import Contrast, HeldOut, contrast, held_out_of, 
 from turnwise.inspect.metric_log import is_finite
 from turnwise.inspect.run_reader import RunReader
 
-EVALUATION_SECONDS = ("seconds/evaluation/", "seconds/exam/")
+EVALUATION_SECONDS = "seconds/evaluation/"
 """Beginnings of the names under which the seconds of evaluations were ever logged."""
 
 
@@ -98,8 +98,8 @@ def wall_seconds(run: RunReader, stages: Mapping[str, float]) -> float:
     and otherwise the sum of its parts. Evaluations that overlap training take no time of their own."""
     first = {name: number(line.get(name)) for line in run.metrics.lines if line["step"] == 0 for name in line}
     before = math.fsum(value for name, value in first.items() if name.startswith(EVALUATION_SECONDS))
-    evaluation = run.config.get("evaluation")
-    overlap = isinstance(evaluation, dict) and bool(evaluation.get("overlap"))
+    schedule = run.config.get("schedule")
+    overlap = isinstance(schedule, dict) and bool(schedule.get("overlap_evaluations"))
     training = number(summary_seconds(run).get("train"))
     if not training:
         training = stages["steps"] + (0.0 if overlap else stages["evaluations"] - before)

@@ -39,6 +39,8 @@ class RunReader:
         self.metrics = MetricLog(folder.metrics)
         self.read = lru_cache(GROUPS_KEPT)(self.read_again)
         self.tokenizer: TokenText | None = None
+        self.searched: list[int] = []
+        """The checkpoints that were searched for a tokenizer."""
 
     @classmethod
     def open(cls, path: Path | str) -> RunReader:
@@ -64,7 +66,9 @@ class RunReader:
     def text_of(self) -> TokenText:
         """Tokens as text, by the tokenizer of any checkpoint; a run that has begun may have none yet."""
         if self.tokenizer is None or self.tokenizer.tokenizer is None:
-            self.tokenizer = self.find_tokenizer()
+            steps = written_steps(self.folder.checkpoints)
+            if self.tokenizer is None or steps != self.searched:  # one that cannot be read is not tried for ever
+                self.searched, self.tokenizer = steps, self.find_tokenizer()
         return self.tokenizer
 
     def find_tokenizer(self) -> TokenText:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from turnwise.runs.tracker import read_metrics
 
-NOT_TRAINING = ("seconds/", "speed/", "eval/", "batch/", "sync/")
+NOT_TRAINING = ("seconds/", "speed/", "eval/", "batch/", "weight_check/")
 """What a clock, an evaluation, an environment call or an engine has given."""
 SHOWN = ("loss", "gradient_norm", "gap/mean")
 MOST_NAMES = 5

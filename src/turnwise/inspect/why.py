@@ -57,7 +57,7 @@ class Diagnosis:
 def diagnose(path: Path) -> Diagnosis:
     """What the checks find in the folder of a run, finished or under way."""
     folder = RunFolder.open(path)
-    recipe = parse_recipe(folder.read_config(), str(folder.config))
+    recipe = parse_recipe(folder.read_config(), str(folder.config), is_recorded=True)
     history, findings = replay(read_metrics(folder.metrics), recipe)
     return Diagnosis(path, history.step, len(history.training), findings)
 

@@ -74,7 +74,7 @@ def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None 
         longest = int(plan.depth.max()) + 1
         raise ValueError(
             f"a turn of {longest} tokens does not fit in one pass, and {device} computes no more than that; "
-            f"raise tokens_per_pass to {longest}"
+            f"raise max_tokens_per_microbatch to {longest}"
         )
     if not stretch.blocks.rectangles:
         return PackedAttention(stretch.blocks)

@@ -22,6 +22,10 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def log_unfinished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take what is known of a step that a run stopped in, and that a resume makes again."""
+        ...
+
     def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         """Take a few attempts of a step as a table."""
         ...
@@ -56,6 +60,9 @@ class JsonLines:
             line[NONFINITE] = nonfinite
         append_durably(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
 
+    def log_unfinished(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.log(step, metrics)  # which a resume cuts away
+
     def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         pass  # the archive has all of them
 
@@ -75,6 +82,10 @@ class Several:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
             tracker.log(step, metrics)
+
+    def log_unfinished(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log_unfinished(step, metrics)
 
     def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         for tracker in self._trackers:

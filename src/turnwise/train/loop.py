@@ -60,7 +60,7 @@ class Settings:
     anchor: str
     """What the loss compares new logprobs with: "engine" (as sampled) or "learner" (scored before the first update)."""
     needs: frozenset[str]
-    """What is scored before the first update of a step: old, reference, teacher, buckets, values."""
+    """What is scored before the first update of a step: old, inspection, reference, teacher, buckets, values."""
     success_at: float
     max_nonfinite_updates: int
     max_dropped_groups: int

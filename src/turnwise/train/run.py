@@ -160,7 +160,7 @@ class Run:
         again."""
         step = self.state.progress.step
         metrics = describe((), dropped, version=step, success_at=self.recipe.rollout.success_threshold)
-        self.tracker.log(step + 1, metrics)
+        self.tracker.log_unfinished(step + 1, metrics)
 
     def finish(self) -> dict[str, Any]:
         """Write summary and curve."""

@@ -68,9 +68,12 @@ def points(series: Sequence[tuple[int, float]], seconds: dict[int, float]) -> di
     steps = np.array([step for step, _ in series], np.int64)
     values = np.array([value for _, value in series], np.float64)
     kept = thinned(values, POINTS)
+    known = sorted(seconds)
+    before = np.searchsorted(known, steps[kept], side="right") - 1
+    """The last step whose time is known: a step that a run stopped in has none."""
     return {
         "step": steps[kept].tolist(),
-        "seconds": [number(seconds.get(step, 0.0)) for step in steps[kept].tolist()],
+        "seconds": [number(seconds[known[place]]) if place >= 0 else 0.0 for place in before.tolist()],
         "value": numbers(values[kept].tolist()),
         "total": len(series),
     }

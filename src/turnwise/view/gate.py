@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -42,6 +41,8 @@ class Gate:
         self.token = token
         self.mark = hashlib.sha256(token.encode()).hexdigest()
         """What a browser shows instead of the token, which may have letters that a cookie cannot."""
+        self.cookie = f"{COOKIE}-{self.mark[:8]}"
+        """Its name: browsers send cookies to all ports of a host, and two viewers must not log each other out."""
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -77,9 +78,10 @@ class Gate:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if same(given.pop(PARAMETER, ""), self.token):
             where = f"?{urlencode(given)}" if given else "."
-            cookie = f"{COOKIE}={self.mark}; HttpOnly; SameSite=Strict; Path=/"
+            # Lax: a link to here that is clicked on another site arrives by a redirect, which Strict would not follow.
+            cookie = f"{self.cookie}={self.mark}; HttpOnly; SameSite=Lax; Path=/"
             return 303, "", [(b"location", where.encode()), (b"set-cookie", cookie.encode())]
-        if not same(bearer_in(headers), self.token) and not same(cookie_in(headers), self.mark):
+        if not same(bearer_in(headers), self.token) and not same(cookie_in(headers, self.cookie), self.mark):
             return 401, "open the address that turnwise view has printed, with its token", plain
         return None
 
@@ -90,14 +92,13 @@ def bearer_in(headers: dict[str, str]) -> str:
     return bearer.strip() if scheme.lower() == "bearer" else ""
 
 
-def cookie_in(headers: dict[str, str]) -> str:
-    """What a browser shows."""
-    cookies: SimpleCookie = SimpleCookie()
-    try:
-        cookies.load(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookies[COOKIE].value if COOKIE in cookies else ""
+def cookie_in(headers: dict[str, str], wanted: str) -> str:
+    """What a browser shows under a name. The cookies of other programs on this host may be malformed."""
+    for cookie in headers.get("cookie", "").split(";"):
+        name, _, value = cookie.strip().partition("=")
+        if name == wanted:
+            return value
+    return ""
 
 
 def same(given: str, token: str) -> bool:

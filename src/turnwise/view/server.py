@@ -73,6 +73,8 @@ class ViewServer:
         self.thread.start()
         while not self.server.started and self.thread.is_alive():
             time.sleep(0.002)
+        if not self.server.started:
+            raise ValueError(f"the server did not start on {self.host}:{self.port}; choose another --host or --port")
         return self
 
     def __exit__(self, *error: object) -> None:

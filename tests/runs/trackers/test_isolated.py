@@ -223,3 +223,17 @@ def test_an_error_loses_the_password_of_an_address():
     error = OSError("cannot reach http://user:secret@host/a\nat all " + "x" * 999)
     assert in_a_line(error).startswith("OSError: cannot reach http://***@host/a at all xxx")
     assert len(in_a_line(error)) == 300
+
+
+def test_a_step_that_is_made_again_is_reported_once(record):
+    library = Library()
+    tracker = isolated(library, record)
+    tracker.wait_until_open("")
+    tracker.log(5, {"a": 1.0})
+    tracker.log_unfinished(6, {"a": -1.0})
+    tracker.close()
+    again = isolated(library, record)
+    again.wait_until_open("")
+    again.log(6, {"a": 2.0})
+    again.close()
+    assert [call[1:] for call in library.calls if call[0] == "log"] == [(5, {"a": 1.0}), (6, {"a": 2.0})]

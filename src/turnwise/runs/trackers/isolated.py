@@ -94,6 +94,9 @@ class IsolatedTracker:
             values = dict(metrics)
             self._put(partial(self._log, step=step, metrics=values))
 
+    def log_unfinished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Most libraries cannot take a step back, and a resume makes this one again."""
+
     def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         if step > self._reported:
             kept = tuple(rows)

@@ -44,6 +44,10 @@ class Watcher:
         except Exception:  # whoever watches must not stop what it watches
             log.debug("the metrics of step %d could not be checked", step, exc_info=True)
 
+    def log_unfinished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at a step that the run stopped in, which may say why it did."""
+        self.log(step, metrics)
+
     def log_attempts(self, step: int, rows: Sequence[SampledAttempt]) -> None:
         """Attempts are not looked at."""
 
