@@ -152,7 +152,7 @@ def test_a_plan_of_several_passes_is_refused_off_the_cpu(made):
     assert len(plan.stretches) > 1
     relay = Relay(plan.num_tokens)
     with pytest.raises(
-        ValueError, match=r"^a turn of 42 tokens does not fit in one pass.* raise tokens_per_pass to 42$"
+        ValueError, match=r"^a turn of 42 tokens does not fit in one pass.* raise max_tokens_per_microbatch to 42$"
     ):
         attention_of(plan, plan.stretches[0], "cuda", relay)
     assert isinstance(attention_of(plan, plan.stretches[0], "cpu", relay), BlockAttention)
