@@ -35,8 +35,21 @@ A cause hides what follows from it: if all actions are cut off, it is not report
 
 The checks are cautious. A run that is merely slow, at a high lag, or in an environment that fails now and then gets no
 finding. Silence is therefore no proof: a reward that is wrong in a plausible way cannot be seen in metrics. See
-[metrics](../reference/metrics.md) for all of them. `benchmarks/why.py` trains broken and sound recipes and prints what
-was said of each.
+[metrics](../reference/metrics.md) for all of them.
+
+## How much it sees
+
+`python benchmarks/why.py` trains broken and sound recipes, small ones, and prints what was said of each. Of 2026-11-17:
+
+* Ten broken on purpose (learning rate 1, temperature 0.01, pays 0, pays 1, a filter that drops nearly all,
+  max_action_tokens 1, max_prompt_tokens 10, a template of one message, a wrong end token, 3 tasks): 10 of 10, at steps
+  0 to 4, and nothing else named.
+* Five sound ones (quick start, longer warm start, three steps, max_lag 2, 5 % of environment calls fail): 5 of 5,
+  nothing said.
+* Ten more, written down before they were tried: 7 of 10 at the first try, 8 of 10 today.
+
+Not seen are an entropy bonus that is too large and a reward by coin flip. Between the first try and today the model of
+the benchmark was trained longer, two checks became stricter and one wider; none was changed for the ten more.
 
 ## Checks
 
