@@ -33,7 +33,7 @@ from turnwise.runs.columns import (
     texts_of,
     token_column,
 )
-from turnwise.runs.seal import BLANK, is_intact, sealed
+from turnwise.runs.seal import BLANK, read_intact, sealed
 from turnwise.tokens import Floats, frozen_array
 from turnwise.types import Break, Group, Status, Task, Trajectory, TurnTiming, rebuild_trajectory, turns_of
 
@@ -135,12 +135,7 @@ def read_step(path: Path) -> list[Record]:
     """The records of a step, as they were given to `write_step`; Damaged where the file is not as it was written."""
     import pyarrow as pa
 
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
-    if is_intact(data) is False:
-        raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
+    data = read_intact(path)
     with damage_named(path):
         return from_table(open_archive(path, pa.BufferReader(data)).read())
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.runs.archive import Record, archived_steps, read_step, step_path
-from turnwise.runs.checksums import Damaged
 from turnwise.runs.folder import RunFolder
-from turnwise.runs.seal import is_intact
+from turnwise.runs.seal import read_intact
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,7 @@ class RecordedArchive:
 
 def checked_digest(path: Path) -> str:
     """SHA-256 of a file, once it is known to be as it was written."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
-    if is_intact(data) is False:
-        raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(read_intact(path)).hexdigest()
 
 
 def names_of_steps(steps: Collection[int]) -> str:

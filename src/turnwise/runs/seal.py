@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
+
+from turnwise.runs.checksums import Damaged
 
 MARK = b"sha256:"
 BLANK = (MARK + b"0" * 64).decode()
@@ -22,6 +25,17 @@ def sealed(data: bytes | memoryview) -> bytearray:
     assert place >= 0, "a file without a place for its seal"
     content[place : place + len(BLANK)] = MARK + hashlib.sha256(content).hexdigest().encode()
     return content
+
+
+def read_intact(path: Path) -> bytes:
+    """The bytes of a file that has a seal; Damaged where they are not those that were written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}); restore it from a copy") from None
+    if is_intact(data) is False:
+        raise Damaged(f"{path} is damaged: it does not match its checksum; remove it or restore it from a copy")
+    return data
 
 
 def is_intact(data: bytes) -> bool | None:
