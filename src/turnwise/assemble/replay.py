@@ -22,6 +22,7 @@ from turnwise.assemble.model import check_group, renderer_of
 from turnwise.assemble.run import Plans, resuming, settings_of, stages_of, training
 from turnwise.engines.base import vocabulary_of
 from turnwise.learn.policy import load_tokenizer
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
@@ -136,7 +137,7 @@ def without_evaluation(recipe: Recipe) -> Recipe:
     return parse_recipe(tree, "replay")
 
 
-def check_tokenizer(source: RecordedArchive, tokenizer: Any) -> None:
+def check_tokenizer(source: RecordedArchive, tokenizer: ChatTokenizer) -> None:
     """Refuse tokens that mean something else to the model, where the recorded run has a checkpoint to tell."""
     latest = latest_checkpoint(source.folder.checkpoints)
     if latest is not None and load_tokenizer(latest.path).get_vocab() != tokenizer.get_vocab():
@@ -154,8 +155,8 @@ async def replay_parts(
     source: RecordedArchive,
     recipe: Recipe,
     environments: Environments,
-    model: Any,
-    tokenizer: Any,
+    model: CausalLM,
+    tokenizer: ChatTokenizer,
     evaluations: Path,
     checkpoint: Checkpoint | None = None,
     beginning: Any = None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from turnwise.assemble.provenance import provenance
 from turnwise.data.digests import digest_of
+from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, write_records
 from turnwise.runs.origin import Origin
@@ -97,7 +98,7 @@ def with_demonstrations(recipe: Recipe, file: Path) -> Recipe:
     return recipe.model_copy(update={"sft": type(recipe.sft).model_validate(sft)})
 
 
-def save_imitation(recipe: Recipe, best: BestAttempts, model: Any, tokenizer: Any, folder: Path) -> None:
+def save_imitation(recipe: Recipe, best: BestAttempts, model: CausalLM, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Write a model with the attempts that it imitates and all that it is made of."""
     kept = Path(recipe.out) / ATTEMPTS
     made_of = provenance(with_demonstrations(recipe, kept))

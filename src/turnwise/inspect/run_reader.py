@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from turnwise.inspect.recorded_attempt import RecordedAttempt
 from turnwise.runs.archive import Record, read_group
 from turnwise.runs.checkpoint import checkpoint_path, written_steps
 from turnwise.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 GROUPS_KEPT = 4
 """Groups that stay in memory after they were read; one may have hundreds of megabytes."""
@@ -98,7 +101,7 @@ class TokenText:
     """The text of single tokens. A character that several tokens make up stands with the first of them; the others
     have no text."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self.known: dict[int, str] = {}
 
