@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.replaying import copied, mistake, record_run, same_weights
-from support.running import untimed
+from support.replaying import copied, of_somebody_else, record_run, same_weights
+from support.running import mistake, untimed
 from turnwise.assemble.provenance import fingerprint
 from turnwise.cli.commands import main
 from turnwise.learn.learner import Learner
@@ -73,11 +73,7 @@ def test_mistakes_of_a_replay_are_one_line(recorded: Path, tmp_path: Path, capsy
 def test_a_run_of_somebody_else_runs_nothing_it_names_unless_trusted(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = copied(recorded, tmp_path)
-    (run / "SHA256SUMS").unlink()
-    config = json.loads((run / "config.json").read_text())
-    config["env"][0] |= {"name": "support.rescoring:Generous", "dataset": "hops"}
-    (run / "config.json").write_text(json.dumps(config))
+    run = of_somebody_else(recorded, tmp_path)
     for command in ("train", "sft"):
         printed = mistake(capsys, command, "--from", str(run), f"out={tmp_path / 'no'}", "sft.updates=1")
         assert 'env.name = "support.rescoring:Generous"' in printed

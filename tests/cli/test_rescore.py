@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.replaying import copied, mistake, record_run, same_weights
+from support.replaying import copied, of_somebody_else, record_run, same_weights
+from support.running import mistake
 from turnwise.cli.commands import main
 from turnwise.cli.rescore import environment_overrides
 from turnwise.runs.archive import read_step, step_path
@@ -87,11 +88,7 @@ def test_mistakes_are_one_line_and_leave_no_folder(
 def test_a_run_of_somebody_else_is_asked_about(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = copied(recorded, tmp_path)
-    (run / "SHA256SUMS").unlink()
-    config = json.loads((run / "config.json").read_text())
-    config["env"][0] |= {"name": "support.rescoring:Generous", "dataset": "hops"}
-    (run / "config.json").write_text(json.dumps(config))
+    run = of_somebody_else(recorded, tmp_path)
     assert "If you want that, add --trust" in mistake(capsys, "rescore", str(run), "--limit", "1")
     assert main(["rescore", str(run), "--limit", "1", "--trust"]) == 0
 

@@ -131,7 +131,7 @@ def placements():
     return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
 
 
-@pytest.mark.parametrize("moment", ["engines open", "training", "closing"])
+@pytest.mark.parametrize("moment", ["engines open", "first evaluation", "training", "closing"])
 @pytest.mark.parametrize("how", ["error", "Ctrl-C"])
 def test_an_error_or_an_interruption_gives_the_placements_back(cluster, tmp_path, monkeypatch, moment, how):
     before, free, calls = placements(), ray.cluster_resources()["CPU"], []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,17 +25,10 @@ KEEP = ["checkpoints.every=1", "checkpoints.keep=9"]
 @contextmanager
 def places(folder: Path) -> Iterator[None]:
     """Cache and key in a folder, for what is made before a test begins."""
-    given = {"TURNWISE_CACHE": str(folder / "cache"), "TURNWISE_STATE": str(folder / "state")}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
+        patch.setenv("TURNWISE_STATE", str(folder / "state"))
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def warm(folder: Path) -> Path:
@@ -64,13 +57,14 @@ def copied(run: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run, folder / "copy"))
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a mistaken command prints."""
-    assert main(list(arguments)) == 2
-    printed = capsys.readouterr().err.strip()
-    assert printed.startswith("turnwise: ")
-    assert "\n" not in printed
-    return printed
+def of_somebody_else(run: Path, folder: Path) -> Path:
+    """A copy that another user made, whose recipe names code."""
+    copy = copied(run, folder)
+    (copy / "SHA256SUMS").unlink()
+    config = json.loads((copy / "config.json").read_text())
+    config["env"][0] |= {"name": "support.rescoring:Generous", "dataset": "hops"}
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
 
 
 def weights_of(run: Path, step: int) -> dict[str, Any]:

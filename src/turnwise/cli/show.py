@@ -17,7 +17,6 @@ EPILOG = """examples:
   turnwise show runs/quickstart train/40/3/0 --tokens --json   every token with its numbers, a line each
   turnwise show runs/quickstart best                           the best attempt of the newest step; or: worst
 """
-FAILED = ("failed", "timed_out", "prompt_too_long")
 
 
 def add_show_command(commands: Any) -> None:
@@ -49,7 +48,7 @@ def add_show_command(commands: Any) -> None:
 
 
 def show_command(chosen: argparse.Namespace) -> int:
-    from turnwise.inspect.attempts import TRAINING, AttemptKey, Query
+    from turnwise.inspect.attempts import NOT_COUNTED, TRAINING, AttemptKey, Query
     from turnwise.inspect.run_reader import RunReader
     from turnwise.inspect.show import failure_lines, page_json, table_lines
 
@@ -75,7 +74,7 @@ def show_command(chosen: argparse.Namespace) -> int:
         last_step=step,
         task=chosen.task,
         dataset=chosen.dataset,
-        statuses=FAILED if chosen.failed else (),
+        statuses=NOT_COUNTED if chosen.failed else (),
         order="reward" if best or worst else "step",
         descending=not worst,
     )

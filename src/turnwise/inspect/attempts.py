@@ -17,7 +17,7 @@ from turnwise.runs.archive import archived_steps, read_columns, step_path
 from turnwise.runs.columns import texts_of
 from turnwise.runs.evaluations import evaluated, evaluation_path
 from turnwise.runs.folder import RunFolder
-from turnwise.types import Break
+from turnwise.types import Break, Status
 
 TRAINING = "train"
 """The kind of the attempts that training made; those of evaluations have the evaluation's kind."""
@@ -27,6 +27,8 @@ COLUMNS = (
     *(f"turns.list.element.{name}" for name in PER_TURN),
 )
 FAILURE_LENGTH = 300
+NOT_COUNTED = tuple(str(status) for status in Status if not status.counts)
+"""Statuses of attempts that enter no statistics: they failed, timed out, or had too long a prompt."""
 ORDERS = ("step", "reward", "turns", "action_tokens", "context_tokens", "seconds", "breaks", "task", "status")
 """The columns that a table can be sorted by."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from turnwise.inspect.attempts import TRAINING, AttemptRow, Query
+from turnwise.inspect.attempts import NOT_COUNTED, TRAINING, AttemptRow, Query
 from turnwise.inspect.recorded_attempt import RecordedAttempt
 from turnwise.inspect.report.line_chart import number
 from turnwise.inspect.report.markup import Html, element, joined, note, text
@@ -25,7 +25,6 @@ MOST_TURNS = 24
 """Turns of one attempt that are shown, half of them from its end."""
 MOST_MESSAGES = 16
 """Messages of one answer, or calls of one message, that are shown."""
-NOT_COUNTED = ("failed", "timed_out", "prompt_too_long")
 
 
 def attempts_shown(run: RunReader) -> Html:
