@@ -3,7 +3,8 @@
 import pytest
 
 from support.reported import CONFIG, recorded_run
-from turnwise.inspect.compare.run_comparison import RunComparison
+from turnwise.inspect.compare.run_comparison import AgainstFirst, RunComparison, contrast_line
+from turnwise.inspect.held_out import Contrast
 from turnwise.inspect.run_reader import RunReader
 from turnwise.runs.folder import RunFolder
 
@@ -54,7 +55,7 @@ def test_other_tasks_are_not_paired(tmp_path):
 
 def test_a_run_without_an_evaluation_after_training(tmp_path):
     found = make(tmp_path, MUCH, None)
-    assert found.describe()[-1].endswith("there is no evaluation after training")
+    assert found.describe()[-1].endswith("an evaluation after training, or its attempts, are not there")
     [after] = [line for line in found.describe() if line.startswith("sampled, after")]
     assert after.endswith("-")
     [steps] = [line for line in found.describe() if line.startswith("steps")]
@@ -80,3 +81,10 @@ def test_values_cannot_move_the_cursor(tmp_path):
     assert "\x1b" not in text
     assert "\n" not in text
     assert "x" * 60 not in text
+
+
+@pytest.mark.parametrize(("overlap", "said"), [(True, "intervals overlap"), (False, "intervals do not overlap")])
+def test_intervals_are_spoken_of_where_they_are_known(overlap, said):
+    change = Contrast(0.1, 0.0, 0.2, 0.3, paired_tasks=0)
+    assert said in contrast_line(AgainstFirst("sampled", "b", change, overlap), "a")
+    assert "overlap" not in contrast_line(AgainstFirst("sampled", "b", change, None), "a")

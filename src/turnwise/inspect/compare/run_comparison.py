@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,8 @@ def against_first(
     if one is None or two is None:
         return AgainstFirst(kind, name, None, None)
     found = contrast(one, two, newest_tallies(first, one), newest_tallies(run, two))
-    return AgainstFirst(kind, name, found, one.low <= two.high and two.low <= one.high)
+    known = not any(math.isnan(end) for end in (one.low, one.high, two.low, two.high))
+    return AgainstFirst(kind, name, found, one.low <= two.high and two.low <= one.high if known else None)
 
 
 def newest_tallies(run: RunReader, one: HeldOut) -> Tallies:
@@ -111,16 +113,21 @@ def success_words(one: HeldOut | None) -> str:
     return "-" if one is None else f"{one.success:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
+OVERLAP = {True: "intervals overlap; ", False: "intervals do not overlap; ", None: ""}
+"""What is said of two intervals; nothing where one is not known."""
+
+
 def contrast_line(one: AgainstFirst, first: str) -> str:
     """How a run differs from the first, in a sentence."""
     if one.found is None:
-        return f"{one.kind}: {one.name} cannot be compared with {first}: there is no evaluation after training"
+        reason = "an evaluation after training, or its attempts, are not there"
+        return f"{one.kind}: {one.name} cannot be compared with {first}: {reason}"
     found = one.found
     verdict = "differs" if found.is_clear else "no clear difference"
     return (
         f"{one.kind}: {one.name} against {first}: {100 * found.change:+.1f} points "
         f"({100 * found.low:+.1f} to {100 * found.high:+.1f}), p {p_words(found.p_value)}, {verdict}; "
-        f"intervals {'overlap' if one.overlap else 'do not overlap'}; {found.test}"
+        f"{OVERLAP[one.overlap]}{found.test}"
     )
 
 
