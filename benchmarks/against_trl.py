@@ -48,8 +48,8 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.curve import INK, MUTED, draw_scale, smooth
 from turnwise.runs.folder import RunFolder
-from turnwise.train.run import Run
-from turnwise.train.state import State
+from turnwise.training.run import Run
+from turnwise.training.state import State
 from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent

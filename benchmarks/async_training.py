@@ -36,8 +36,8 @@ from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
-from turnwise.train.run import Run
-from turnwise.train.state import State
+from turnwise.training.run import Run
+from turnwise.training.state import State
 from turnwise.types import turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"

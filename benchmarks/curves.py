@@ -42,7 +42,7 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
 from turnwise.tokens import extends
-from turnwise.train.loop import Stages
+from turnwise.training.loop import Stages
 from turnwise.types import Group, Turn, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"

@@ -32,7 +32,7 @@ from typing import Any
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.envs.base import Reply
-from turnwise.evaluate.result import Result, evaluate
+from turnwise.evaluation.result import Result, evaluate
 from turnwise.learn.tiny import build_tokenizer
 from turnwise.messages import Message
 from turnwise.rollout.batching.batches import PATIENCE, Batches

@@ -34,7 +34,7 @@ from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.pack import pack
 from turnwise.schedule.workers import inline
-from turnwise.train.weight_check import AT_START, EXACT, ROOM, WeightCheck
+from turnwise.training.weight_check import AT_START, EXACT, ROOM, WeightCheck
 
 CONTEXT = 160
 

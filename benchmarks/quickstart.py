@@ -31,7 +31,7 @@ from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
-from turnwise.train.run import Run
+from turnwise.training.run import Run
 from turnwise.types import turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"

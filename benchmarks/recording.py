@@ -25,7 +25,7 @@ from turnwise.cli.commands import main as turnwise
 from turnwise.runs import archive, evaluations, transcript
 from turnwise.runs.tracker import JsonLines
 from turnwise.runs.why.watcher import Watcher
-from turnwise.train import loop, run
+from turnwise.training import loop, run
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml"
 LIMIT = 0.02

@@ -18,7 +18,7 @@ LAYERS = (
     {"credit", "plan", "runs", "data", "interop", "envs", "weights", "engines", "learn"},
     {"rollout"},
     {"schedule"},
-    {"train", "evaluate"},
+    {"training", "evaluation"},
     {"serve", "cluster"},
     {"assemble"},
     {"inspect", "view", "testing"},
@@ -127,8 +127,8 @@ def test_imports_are_found_wherever_they_stand(text, found):
 @pytest.mark.parametrize(
     ("module", "target", "fine"),
     [
-        ("train.loop", "learn.learner", True),
-        ("learn.learner", "train.loop", False),
+        ("training.loop", "learn.learner", True),
+        ("learn.learner", "training.loop", False),
         ("learn.policy", "plan.plan", True),
         ("engines.slots.engine", "rollout.agent", False),
         ("types", "recipe.schema", False),

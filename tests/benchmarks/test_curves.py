@@ -13,7 +13,7 @@ from turnwise.credit.weighting import token_mean
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.policy import Policy
 from turnwise.plan.pack import pack
-from turnwise.train.loop import Stages
+from turnwise.training.loop import Stages
 from turnwise.types import Group, Task, turns_of
 
 TOLERANCE = 1e-12

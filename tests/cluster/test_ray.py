@@ -24,7 +24,7 @@ from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
-from turnwise.train.loop import Progress, train
+from turnwise.training.loop import Progress, train
 from turnwise.types import Status
 
 ray = pytest.importorskip("ray")

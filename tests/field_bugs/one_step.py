@@ -13,7 +13,7 @@ from support.assembling import parts_of as assembled
 from support.making import gradients, make_model
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.schedule.take import Taken
-from turnwise.train.loop import LoopParts, train_step
+from turnwise.training.loop import LoopParts, train_step
 from turnwise.types import Group
 
 

@@ -24,7 +24,7 @@ from turnwise.messages import Message
 from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.workers import inline
-from turnwise.train.loop import Progress, train, unchecked
+from turnwise.training.loop import Progress, train, unchecked
 from turnwise.types import Task
 
 STEPS = 4

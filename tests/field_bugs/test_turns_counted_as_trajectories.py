@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from support.making import make_trajectory
-from turnwise.evaluate.result import Result
+from turnwise.evaluation.result import Result
 from turnwise.runs.describe import describe
 from turnwise.types import Group, Status, Task
 

@@ -13,7 +13,7 @@ import pytest
 from field_bugs.one_step import parts_of, step_on
 from support.making import make_group
 from turnwise.schedule.take import Taken
-from turnwise.train.loop import train_step
+from turnwise.training.loop import train_step
 from turnwise.types import Group
 
 GROUPS, ATTEMPTS, GROUPS_PER_UPDATE, EPOCHS = 4, 2, 2, 2

@@ -12,7 +12,7 @@ import pytest
 from support.acting import limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.evaluate.result import Result, evaluate
+from turnwise.evaluation.result import Result, evaluate
 from turnwise.rollout.group import AttemptMaker
 from turnwise.schedule.stream import GroupStream, LagSlots
 from turnwise.schedule.take import take

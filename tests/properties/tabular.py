@@ -12,7 +12,7 @@ from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.pack import lay_out
 from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.take import Taken
-from turnwise.train.loop import Settings, Stages, train_step
+from turnwise.training.loop import Settings, Stages, train_step
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 LIMIT = 10_000

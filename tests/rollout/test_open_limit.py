@@ -17,7 +17,7 @@ from turnwise.cli.commands import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate.evaluator import Evaluator
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.recipe.environment import BatchingConfig
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of

@@ -16,7 +16,7 @@ from turnwise.rollout.group import all_of
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time
-from turnwise.train.loop import LoopParts, Progress, Stages, train
+from turnwise.training.loop import LoopParts, Progress, Stages, train
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 SCHEDULES, SHARDS = 1000, 10

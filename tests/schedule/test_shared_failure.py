@@ -10,7 +10,7 @@ from turnwise.cli.commands import main
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate.result import evaluate
+from turnwise.evaluation.result import evaluate
 from turnwise.rollout.group import AttemptMaker
 from turnwise.schedule.shared_failure import MIN_ATTEMPTS, SharedFailureCheck, shared_failure
 from turnwise.schedule.stopping import RunStopped

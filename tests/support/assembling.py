@@ -14,7 +14,7 @@ from turnwise.assemble.warm_start import starting_model
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs.screen import Screen
-from turnwise.train.run import RunParts
+from turnwise.training.run import RunParts
 
 OPEN: list[tuple[asyncio.AbstractEventLoop, AsyncExitStack]] = []
 """What nobody closes before the process ends: engines in this process hold nothing."""

@@ -5,9 +5,9 @@ import asyncio
 from support.running import SilentScreen
 from turnwise.assemble import run as assembly
 from turnwise.assemble.run import training
-from turnwise.evaluate.evaluator import Evaluator
-from turnwise.train.run import Run
-from turnwise.train.weight_check import WeightCheck
+from turnwise.evaluation.evaluator import Evaluator
+from turnwise.training.run import Run
+from turnwise.training.weight_check import WeightCheck
 
 MOMENTS = {
     "engines open": (assembly, "opened"),

@@ -17,10 +17,10 @@ from turnwise.assemble.run import open_environments, opened
 from turnwise.assemble.warm_start import starting_model
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
-from turnwise.evaluate.evaluator import Evaluator
-from turnwise.evaluate.report import EvaluationReport
-from turnwise.evaluate.result import Result
-from turnwise.evaluate.target import EvaluationTarget
+from turnwise.evaluation.evaluator import Evaluator
+from turnwise.evaluation.report import EvaluationReport
+from turnwise.evaluation.result import Result
+from turnwise.evaluation.target import EvaluationTarget
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.screen import Screen

@@ -34,8 +34,8 @@ from turnwise.runs.screen import Screen
 from turnwise.runs.trust import Trust
 from turnwise.schedule.recorded import RecordedGroups
 from turnwise.schedule.workers import Workers, in_own_thread, inline
-from turnwise.train.loop import LoopParts
-from turnwise.train.run import Run, RunParts
+from turnwise.training.loop import LoopParts
+from turnwise.training.run import Run, RunParts
 
 NEEDS_ENGINE = ("engine", "weight_check", "evaluation", "endpoint", "schedule.overlap_evaluations")
 """Tables and keys that say how to sample or evaluate. A replay does neither."""

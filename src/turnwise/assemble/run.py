@@ -22,7 +22,7 @@ from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
-from turnwise.evaluate.evaluator import Evaluator
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.learner import save_policy
 from turnwise.learn.policy import load_model
@@ -45,11 +45,11 @@ from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import MakeGroup
 from turnwise.schedule.tasks import Draw
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
-from turnwise.train.loop import Arrived, LoopParts, Settings, Stages, unchecked
-from turnwise.train.run import WAITING, Run, RunParts
-from turnwise.train.state import State
-from turnwise.train.warm_start import Stopped
-from turnwise.train.weight_check import WeightCheck
+from turnwise.training.loop import Arrived, LoopParts, Settings, Stages, unchecked
+from turnwise.training.run import WAITING, Run, RunParts
+from turnwise.training.state import State
+from turnwise.training.warm_start import Stopped
+from turnwise.training.weight_check import WeightCheck
 from turnwise.types import Group, Turn
 
 Plans = Callable[[Sequence[Turn]], list[Plan]]

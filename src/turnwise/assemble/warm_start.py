@@ -37,8 +37,8 @@ from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.screen import Screen
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import inline
-from turnwise.train import warm_start
-from turnwise.train.loop import LoopParts, Settings, Stages
+from turnwise.training import warm_start
+from turnwise.training.loop import LoopParts, Settings, Stages
 from turnwise.types import Group
 
 

@@ -91,8 +91,8 @@ def run_and_report(
     next safe point; the second ends it at once."""
     from turnwise.schedule.stopping import RunStopped
     from turnwise.schedule.watchdog import Watchdog
-    from turnwise.train.run import Run, describe_success
-    from turnwise.train.warm_start import Stopped
+    from turnwise.training.run import Run, describe_success
+    from turnwise.training.warm_start import Stopped
 
     farewell = f"go on with: turnwise train --resume {folder}"
     watchdog = Watchdog(say=screen.say, blocked_seconds=blocked_seconds, farewell=farewell, keeps=[Run.train.__code__])
@@ -131,7 +131,7 @@ def eval_command(chosen: argparse.Namespace) -> int:
     from turnwise.assemble.checks import check
     from turnwise.assemble.environments import read_tasks, tasks_of
     from turnwise.assemble.evaluation import evaluate_target
-    from turnwise.evaluate.target import EvaluationTarget
+    from turnwise.evaluation.target import EvaluationTarget
     from turnwise.schedule.stopping import RunStopped
 
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from turnwise.assemble.evaluation import open_model
-from turnwise.evaluate.target import EvaluationTarget
+from turnwise.evaluation.target import EvaluationTarget
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.folder import RunFolder

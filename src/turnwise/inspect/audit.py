@@ -33,7 +33,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, read_step
 from turnwise.runs.checkpoint import Checkpoint
 from turnwise.runs.seal import is_intact
-from turnwise.train.loop import is_stale
+from turnwise.training.loop import is_stale
 from turnwise.types import Trajectory, Turn, turns_of
 
 EXACT = 1e-6

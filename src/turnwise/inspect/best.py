@@ -17,7 +17,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record, write_records
 from turnwise.runs.origin import Origin
 from turnwise.runs.recorded_archive import RecordedArchive, names_of_steps
-from turnwise.train import warm_start
+from turnwise.training import warm_start
 from turnwise.types import Group, Task, Trajectory
 
 ATTEMPTS = "attempts.parquet"

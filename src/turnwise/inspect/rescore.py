@@ -31,7 +31,7 @@ from turnwise.rollout.scene import Attempt, Scene
 from turnwise.runs.archive import Record, write_step
 from turnwise.runs.recorded_archive import RecordedArchive, names_of_steps
 from turnwise.runs.screen import Screen
-from turnwise.train.loop import is_stale, split_by
+from turnwise.training.loop import is_stale, split_by
 from turnwise.types import Group, Status, Task, Trajectory, turns_of
 
 Found = tuple[Trajectory, str]

@@ -9,11 +9,11 @@ import pytest
 from engines.conformance import stock, tokenizer_of_letters
 from engines.vllm.serving import local
 from support.acting import inline
-from train.checking import learner_of
+from training.checking import learner_of
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.plan.pack import pack
-from turnwise.train.weight_check import WeightCheck
+from turnwise.training.weight_check import WeightCheck
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from support.acting import limits, renderer, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.envs.capabilities import is_batchable
-from turnwise.evaluate.result import Result, evaluate
+from turnwise.evaluation.result import Result, evaluate
 from turnwise.recipe.environment import BatchingConfig
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.batching.flush import Adaptive, Lockstep

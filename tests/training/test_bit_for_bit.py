@@ -19,7 +19,7 @@ import pytest
 
 from support.paths import TESTS
 from support.running import SilentScreen, micro_recipe, resume, train, untimed
-from train.test_run import dumps
+from training.test_run import dumps
 from turnwise.assemble import run
 from turnwise.cli.commands import main
 from turnwise.recipe.schema import Recipe
@@ -90,7 +90,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from support.running import SilentScreen, train
-from train.test_bit_for_bit import recipe_of
+from training.test_bit_for_bit import recipe_of
 
 class Killer(SilentScreen):
     def show(self, done, metrics):

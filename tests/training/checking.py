@@ -14,7 +14,7 @@ from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.pack import pack
-from turnwise.train.weight_check import WeightCheck
+from turnwise.training.weight_check import WeightCheck
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

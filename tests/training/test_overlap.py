@@ -17,7 +17,7 @@ from support import calling
 from support.calling import watch
 from support.running import SilentScreen, micro_recipe, train, untimed
 from turnwise.assemble import run
-from turnwise.evaluate.evaluator import Evaluator
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.runs.archive import read_step
 from turnwise.runs.checkpoint import latest_checkpoint
 from turnwise.runs.evaluations import evaluated

@@ -9,7 +9,7 @@ import pytest
 
 from field_bugs.one_step import parts_of, step_on
 from support.making import make_group, make_turn
-from turnwise.train.loop import Progress, is_stale, train
+from turnwise.training.loop import Progress, is_stale, train
 from turnwise.types import Group, Status, Task, Trajectory
 
 

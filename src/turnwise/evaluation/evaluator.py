@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.engines.base import Engine
-from turnwise.evaluate.result import Result, evaluate
+from turnwise.evaluation.result import Result, evaluate
 from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.shared_failure import SharedFailureCheck

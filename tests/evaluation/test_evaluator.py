@@ -10,7 +10,7 @@ from turnwise.assemble.attempts import evaluation_attempts
 from turnwise.assemble.environments import endpoint_of, environments_of, tasks_of
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
-from turnwise.evaluate.evaluator import Evaluator
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.recipe.parse import parse_recipe
 from turnwise.runs.archive import read_step
 from turnwise.runs.evaluations import evaluated
@@ -133,7 +133,7 @@ def test_an_error_inside_is_raised_where_it_is_collected(tmp_path, monkeypatch, 
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("turnwise.evaluate.evaluator.write_evaluation", full)
+    monkeypatch.setattr("turnwise.evaluation.evaluator.write_evaluation", full)
     Door.opened.set()
 
     async def work(ask):

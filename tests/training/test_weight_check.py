@@ -10,7 +10,7 @@ import torch
 
 from engines.slots.test_fused_llama import model_of
 from support.acting import run, tiny_model
-from train.checking import check_of, lazy_engine, learner_of, pair
+from training.checking import check_of, lazy_engine, learner_of, pair
 from turnwise.engines.base import EngineFailure
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change, Disturbance

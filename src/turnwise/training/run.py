@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.atomic import write_atomically
-from turnwise.evaluate.evaluator import Evaluation, Evaluator
+from turnwise.evaluation.evaluator import Evaluation, Evaluator
 from turnwise.learn.policy import load_model
 from turnwise.pretrained import ChatTokenizer
 from turnwise.recipe.schema import Recipe
@@ -29,8 +29,8 @@ from turnwise.runs.trackers.attempts import rows_of
 from turnwise.runs.transcript import best_and_worst
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.tokens import Tokens
-from turnwise.train.loop import LoopParts, Progress, Waiting, train
-from turnwise.train.state import State
+from turnwise.training.loop import LoopParts, Progress, Waiting, train
+from turnwise.training.state import State
 from turnwise.types import Group, Task
 
 WAITING = "waiting"

@@ -15,7 +15,7 @@ from turnwise.assemble.environments import tasks_of
 from turnwise.assemble.provenance import fingerprint
 from turnwise.engines.base import Sampling
 from turnwise.envs.hops import Hops
-from turnwise.evaluate.result import evaluate
+from turnwise.evaluation.result import evaluate
 from turnwise.recipe.parse import load_recipe, parse_recipe
 from turnwise.rollout.batching.flush import Adaptive, Lockstep
 from turnwise.rollout.group import AttemptMaker

@@ -8,7 +8,7 @@ import pytest
 from support.acting import Puppet, group, hang, limits, renderer, run, says, trajectory, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
-from turnwise.evaluate.result import Result, evaluate, pass_at
+from turnwise.evaluation.result import Result, evaluate, pass_at
 from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.interval import wilson
 from turnwise.types import Group, Status, Task, Trajectory

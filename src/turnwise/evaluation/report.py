@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.evaluate.evaluator import Evaluation
-from turnwise.evaluate.result import Result
-from turnwise.evaluate.target import EvaluationTarget
+from turnwise.evaluation.evaluator import Evaluation
+from turnwise.evaluation.result import Result
+from turnwise.evaluation.target import EvaluationTarget
 from turnwise.runs.screen import table
 
 FAILED = "attempts that failed have not succeeded, and have no part in the mean return"

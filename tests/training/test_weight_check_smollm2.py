@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.acting import run
-from train.checking import check_of, learner_of
+from training.checking import check_of, learner_of
 from turnwise.data.catalogue import model_folder
 from turnwise.engines.base import Completion
 from turnwise.learn.policy import load_model
@@ -76,7 +76,7 @@ def model():
 def begun(model, *stale, probes):
     """What the start finds with an engine that leaves some tensors behind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnwise.train.weight_check.AT_START", probes)
+        patch.setattr("turnwise.training.weight_check.AT_START", probes)
         learner = learner_of(model, "bfloat16")
         check = check_of(Whole(model, *stale), learner, "bfloat16", vocabulary=49000)
         return run(check.begin(0), seconds=3600)

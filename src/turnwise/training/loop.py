@@ -39,7 +39,7 @@ from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
 from turnwise.schedule.take import Taken, take
 from turnwise.schedule.tasks import Draws
-from turnwise.train.weight_check import NOT_CHECKED, CheckResult
+from turnwise.training.weight_check import NOT_CHECKED, CheckResult
 from turnwise.types import Group, Turn, turns_of
 
 log = logging.getLogger(__name__)

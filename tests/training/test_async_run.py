@@ -32,7 +32,7 @@ COMMON = (
 WORK = """
 import sys; sys.path.insert(0, {tests!r})
 from pathlib import Path
-from train.test_async_run import go
+from training.test_async_run import go
 go(Path({out!r}), {steps})
 """
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from turnwise.schedule.stream import Used
-from turnwise.train.loop import Progress
+from turnwise.training.loop import Progress
 
 
 @dataclass(slots=True)

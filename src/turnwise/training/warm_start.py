@@ -17,7 +17,7 @@ from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.runs.archive import Record
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.screen import Screen
-from turnwise.train.loop import LoopParts, Progress, Waiting, train
+from turnwise.training.loop import LoopParts, Progress, Waiting, train
 
 PREFIX = "warm-"
 MADE = "warm_start.json"
