@@ -77,7 +77,7 @@ def test_a_single_environment_may_be_a_table():
 
 def test_a_missing_file_is_one_line(tmp_path):
     path = tmp_path / "none.toml"
-    assert complaint(load_recipe, path) == f"no recipe at {path}; see recipes/ for examples"
+    assert complaint(load_recipe, path) == f"no recipe at {path}; turnwise recipes lists those that come with turnwise"
 
 
 def test_a_folder_is_one_line(tmp_path):

@@ -17,6 +17,7 @@ from turnwise import disk
 from turnwise.cli.attended import attended
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.recipes import is_recipe, note_own_files, recipes_command
 from turnwise.cli.replay import replay_of, resuming_of, say_differences
 from turnwise.cli.report import compare_command, report_command
 from turnwise.cli.rescore import rescore_command
@@ -70,7 +71,7 @@ def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
     from turnwise.recipe.parse import load_recipe
 
     if what is None:
-        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --resume RUN")
+        raise ValueError("name a recipe, for instance quickstart, or a run with --resume RUN")
     return load_recipe(Path(what), overrides)
 
 
@@ -231,7 +232,7 @@ def play_command(chosen: argparse.Namespace) -> int:
     from turnwise.cli import play
     from turnwise.recipe.parse import apply_override, parse_recipe
 
-    if chosen.what.endswith(".toml"):
+    if is_recipe(chosen.what):
         recipe = recipe_of(chosen.what, chosen.overrides)
     else:
         tree: dict[str, Any] = {"env": [{"name": chosen.what}]}
@@ -303,6 +304,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "play": play_command,
     "serve": serve_command,
     "data": data_command,
+    "recipes": recipes_command,
     "retrieve": retrieve_command,
 }
 
@@ -313,6 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Idle OpenMP threads sleep instead of spinning: on a machine that others use too, spinning makes small models
     # several times slower. It has to be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    note_own_files(chosen)
     try:
         return COMMANDS[chosen.command](chosen)
     except ValueError as error:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.recipes import add_recipes_command
 from turnwise.cli.replay import add_best_options, add_replay_option
 from turnwise.cli.report import add_report_commands
 from turnwise.cli.rescore import add_rescore_command
@@ -13,8 +14,9 @@ from turnwise.cli.show import add_show_command
 from turnwise.cli.view import add_view_command
 
 EPILOG = """examples:
-  turnwise train recipes/quickstart.toml                       train; the run folder is the recipe's out
-  turnwise train recipes/quickstart.toml max_lag=2 seed=1      override any key of the recipe
+  turnwise train quickstart                                    train; the run folder is the recipe's out
+  turnwise train quickstart max_lag=2 seed=1                   override any key of the recipe
+  turnwise recipes                                             what comes with turnwise; see recipes --help
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise show runs/quickstart --worst                        what the agent did; see show --help
@@ -23,7 +25,7 @@ EPILOG = """examples:
   turnwise train --from runs/quickstart steps=1                train on what a run recorded, without sampling
   turnwise rescore runs/quickstart --env mine:Hops             what a changed reward would have paid; see rescore --help
   turnwise sft --from runs/quickstart --best out=models/best   imitate the best attempts of a run
-  turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise sft quickstart out=models/warm                      only the warm start; writes a model folder
   turnwise view runs/quickstart                                its curves, attempts and tokens in a browser
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
@@ -39,8 +41,8 @@ EVAL_EPILOG = """examples:
   turnwise eval runs/quickstart --checkpoint 20 --tasks 1000   another checkpoint, more tasks
   turnwise eval runs/quickstart --attempts 8                   with pass@2, pass@4 and pass@8
   turnwise eval runs/quickstart --tasks mine.jsonl             tasks of your own
-  turnwise eval models/warm --recipe recipes/quickstart.toml   a model that save_pretrained or turnwise sft wrote
-  turnwise eval recipes/quickstart.toml                        the model that training would start from
+  turnwise eval models/warm --recipe quickstart                a model that save_pretrained or turnwise sft wrote
+  turnwise eval quickstart                                     the model that training would start from
 """
 
 SERVE_EPILOG = """examples:
@@ -100,20 +102,21 @@ def parser() -> argparse.ArgumentParser:
     add_view_command(commands)
     add_model_commands(commands)
     add_data_commands(commands)
+    add_recipes_command(commands)
     return top
 
 
 def add_training_commands(commands: Any) -> None:
     """The commands that train."""
     train = commands.add_parser("train", help="train an agent by reinforcement learning")
-    train.add_argument("recipe", nargs="?", help="a TOML file, for instance recipes/quickstart.toml")
+    train.add_argument("recipe", nargs="?", help="a TOML file, or a name that turnwise recipes lists")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     add_replay_option(train)
     train.add_argument("--trust", **TRUST)
 
     sft = commands.add_parser("sft", help="train on demonstrations; writes a model folder to out")
-    sft.add_argument("recipe", nargs="?", help="a TOML file with an [sft] table; with --from, instead of the run's own")
+    sft.add_argument("recipe", nargs="?", help="a recipe with an [sft] table; with --from, instead of the run's own")
     sft.add_argument("overrides", nargs="*", metavar="key=value")
     add_best_options(sft)
     sft.add_argument("--trust", **TRUST)

@@ -32,7 +32,7 @@ def named_recipe(chosen: argparse.Namespace) -> Recipe:
     from turnwise.recipe.parse import load_recipe
 
     if chosen.recipe is None:
-        raise ValueError("name a recipe, for instance recipes/quickstart.toml, or a run with --from RUN")
+        raise ValueError("name a recipe, for instance quickstart, or a run with --from RUN")
     return load_recipe(Path(chosen.recipe), chosen.overrides)
 
 

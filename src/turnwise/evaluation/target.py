@@ -9,6 +9,7 @@ from pathlib import Path
 
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
+from turnwise.recipe.shipped import find_recipe, nearest
 from turnwise.runs.checkpoint import check_model_folder, checkpoint_path, latest_checkpoint, read_checkpoint
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.trust import Trust, recipe_of_run
@@ -37,16 +38,18 @@ class EvaluationTarget:
         cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
     ) -> EvaluationTarget:
         """What a run folder, a model folder or a recipe stands for."""
-        where = Path(what)
+        where = Path(what) if Path(what).is_dir() else find_recipe(what)
         if not where.exists():
-            raise ValueError(f"there is nothing at {where}; give a run folder, a model folder or a recipe")
+            raise ValueError(
+                f"there is nothing at {where}; give a run folder, a model folder or a recipe{nearest(what)}"
+            )
         if not where.is_dir():
             if recipe is not None:
                 raise ValueError(f"--recipe goes with a run or model folder, and {where} is a recipe itself; remove it")
             if checkpoint is not None:
                 raise ValueError("--checkpoint goes with a run folder, not with a recipe")
             chosen_recipe = load_recipe(where, overrides)
-            return cls(f"the model of {where}", chosen_recipe, None, 0, Path(f"{chosen_recipe.out}-eval"))
+            return cls(f"the model of {what}", chosen_recipe, None, 0, Path(f"{chosen_recipe.out}-eval"))
         tree = RunFolder.open(where).read_config()
         if "env" in tree:
             return cls.of_run(RunFolder(where), recipe, checkpoint, overrides, trust)

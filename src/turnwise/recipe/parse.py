@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from turnwise.recipe.arguments import suggest
 from turnwise.recipe.renamed import new_names, new_values
 from turnwise.recipe.schema import Recipe
+from turnwise.recipe.shipped import find_recipe, say_missing
 
 FOR_RECORDED = "an earlier version of turnwise made this run: use that version, or start a new run with the new names"
 SHOWN_OF_RECORDED = 3
@@ -19,12 +20,14 @@ SHOWN_OF_RECORDED = 3
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a TOML file with `key=value` overrides applied; a mistake is a one-line ValueError."""
+    """The recipe in a TOML file, or of a bare name that comes with turnwise, with `key=value` overrides applied; a
+    mistake is a one-line ValueError."""
+    path = find_recipe(path)
     try:
         with path.open("rb") as file:
             tree = tomllib.load(file)
     except FileNotFoundError:
-        raise ValueError(f"no recipe at {path}; see recipes/ for examples") from None
+        raise ValueError(say_missing(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
