@@ -9,6 +9,9 @@
 # make test-trackio  the tracker trackio, in an environment of its own: docs/guides/trackers.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
+# make dist      the wheel and the sdist into dist/, checked; URL=https://host/owner/turnwise is written into them
+# make docs      the documentation as a web site into site/, with search; its links and anchors are tested
+# make test-release  the wheel in an empty environment and folder: `turnwise train quickstart`
 # make vendor     the libraries of the viewer's page, from npm's packages and by their checksums
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
 #
@@ -23,6 +26,7 @@ VERIFIERS_VENV ?= .venv-verifiers
 TRACKIO_VENV ?= .venv-trackio
 TORCH_INDEX ?=
 ARGS ?=
+URL ?=
 RECIPE ?= recipes/quickstart.toml
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -32,8 +36,8 @@ QUICK := $(addprefix tests/,credit plan recipe runs schedule/test_stream.py sche
 	$(addprefix --ignore=tests/runs/,trackers test_metric_names.py test_trust.py test_checkpoint.py)
 LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test quick test-all test-load test-browser test-vllm test-verifiers test-trackio check lock vendor bench \
-	format clean
+.PHONY: train test quick test-all test-load test-browser test-vllm test-verifiers test-trackio test-release check lock vendor \
+	bench docs dist format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -102,6 +106,16 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site"
+
+dist: $(VENV)/.dev
+	@$(BIN)/python .ci/dist.py $(if $(URL),--url $(URL))
+
+test-release: dist
+	@TORCH_INDEX=$(TORCH_INDEX) .ci/installed
+
 lock:
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip install --disable-pip-version-check --quiet uv; }
 	@.venv-lock/bin/python locks/make.py
@@ -117,4 +131,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(TRACKIO_VENV) .venv-lock build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(TRACKIO_VENV) .venv-lock build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
