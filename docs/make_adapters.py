@@ -85,7 +85,7 @@ more.
 
 ## A trained example
 
-`turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for
+`turnwise train textarena-guess-tiny`: a tiny model learns textarena's GuessTheNumber, six guesses for
 thirty numbers. It imitates an expert whose every fourth guess is random, and then takes 40 steps of 24 x 8 attempts. On
 256 held-out tasks:
 
