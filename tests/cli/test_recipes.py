@@ -66,12 +66,13 @@ def test_play_takes_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "start " in capsys.readouterr().out
 
 
-def test_a_file_of_the_folder_wins_and_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("quickstart.toml").write_text("stepps = 1\n")
+@pytest.mark.parametrize("file", ["quickstart", "quickstart.toml"])
+def test_a_file_of_the_folder_wins_and_is_said(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(file).write_text("stepps = 1\n")
     for command in ("train", "sft", "eval", "play"):
         assert main([command, "quickstart"]) == 2
         note, mistake, *_ = capsys.readouterr().err.splitlines()
-        assert note.startswith("turnwise: quickstart: the file quickstart.toml in this folder, not the recipe")
+        assert note.startswith(f"turnwise: quickstart: the file {file} in this folder, not the recipe")
         assert "unknown key stepps" in mistake
 
 

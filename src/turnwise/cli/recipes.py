@@ -44,7 +44,7 @@ def is_recipe(what: str) -> bool:
     Some environments and recipes have the same name, and then it is the environment."""
     from turnwise.recipe.built_in import BUILT_IN
 
-    return what.endswith(".toml") or (what not in BUILT_IN and find_recipe(what) != Path(what))
+    return what.endswith(".toml") or (what not in BUILT_IN and find_recipe(what).is_file())
 
 
 def note_own_files(chosen: argparse.Namespace) -> None:
