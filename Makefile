@@ -9,8 +9,8 @@
 # make test-trackio  the tracker trackio, in an environment of its own: docs/guides/trackers.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
-# make dist      the wheel and the sdist into dist/, checked; URL=https://host/owner/turnwise is written into them
-# make docs      the documentation as a web site into site/, with search; its links and anchors are tested
+# make dist       the wheel and the sdist into dist/, checked; URL=https://host/owner/turnwise is written into them
+# make docs       the documentation as a web site into site/, with search; its links and anchors are tested
 # make test-release  the wheel in an empty environment and folder: `turnwise train quickstart`
 # make vendor     the libraries of the viewer's page, from npm's packages and by their checksums
 # make bench      all benchmarks into benchmarks/RESULTS.md; ARGS=--quick for a look
