@@ -215,7 +215,8 @@ def test_the_last_override_wins(small):
         ("rollout.group_sise=4", "unknown key rollout.group_sise; did you mean group_size?"),
         ("steps=soon", "steps: Input should be a valid integer"),
         ("max_lag=-1", "max_lag: "),
-        ("seed=", "seed: "),
+        ("colour=", '"colour=" removes nothing: the recipe has no colour'),
+        ("env.1.colour=", "the recipe has no env.1.colour"),
     ],
 )
 def test_a_wrong_override_is_one_line(small, override, message):

@@ -36,6 +36,7 @@ from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.machine import record_machine
+from turnwise.runs.resumed import check_changes, record_changes
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import JsonLines, Several, Tracker, read_metrics
 from turnwise.runs.trackers.names import open_trackers
@@ -118,17 +119,23 @@ async def resuming(
     open_parts: OpenParts | None = None,
 ) -> AsyncIterator[Run]:
     """A run as its last checkpoint left it, or at its start where it has never come to one; what it recorded after that
-    is cut away and made again. Overrides may say that it runs elsewhere now."""
+    is cut away and made again. Overrides may change what its state does not depend on."""
     folder = RunFolder.open(path)
     if folder.origin.exists() and open_parts is None:
         raise ValueError(f'{path} is made of another run; go on with it by "turnwise train --resume {path}"')
     with owned(folder.path):
-        recipe = recipe_of_run(folder, overrides, trust).model_copy(update={"out": str(folder.path)})
-        check(recipe)
+        before, recipe = recipe_of_run(folder, (), "needless"), recipe_of_run(folder, overrides, trust)
         checkpoint = latest_checkpoint(folder.checkpoints)
+        step = checkpoint.step if checkpoint else 0
+        check_changes(before, recipe, step)
+        changed = recipe
+        recipe = recipe.model_copy(update={"out": str(folder.path)})
+        check(recipe)
         if checkpoint is not None:
             folder.check_reference(keeps_start(recipe))
-        setback.cut_back(folder, checkpoint, recipe.checkpoints.every)
+        setback.cut_back(folder, checkpoint, before.checkpoints.every)
+        for line in record_changes(folder, before, changed, step):
+            screen.say(f"from step {step} on: {line}")
         if checkpoint is None:
             opened = started(recipe, folder, screen, stop, workers, open_parts)
         else:

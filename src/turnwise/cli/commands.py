@@ -41,10 +41,8 @@ def train_command(chosen: argparse.Namespace) -> int:
         ready, folder, blocked_seconds = replay_of(chosen, screen)
     elif chosen.resume:
         given = [text for text in (chosen.recipe, *chosen.overrides) if text is not None]
-        if not all(text.startswith("cluster.") for text in given):
-            raise ValueError(
-                "--resume takes everything from the run folder but where it runs; remove what is not cluster.key=value"
-            )
+        if recipes := [text for text in given if "=" not in text]:
+            raise ValueError(f"--resume takes the recipe from the run folder; remove {recipes[0]}, or write key=value")
         folder = Path(chosen.resume)
         blocked_seconds = blocked_seconds_in(folder)
         ready = partial(resuming_of(folder) or resuming, folder, screen, overrides=given, trust=chosen.trust)
