@@ -13,7 +13,7 @@ from typing import Any
 
 from turnwise.assemble import objective
 from turnwise.assemble.attempts import evaluation_attempts, training_attempts
-from turnwise.assemble.checks import check, check_tasks
+from turnwise.assemble.checks import check, check_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
@@ -21,6 +21,8 @@ from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of,
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
+from turnwise.data.hub import HubName
+from turnwise.data.named_models import with_model
 from turnwise.engines.base import Engine
 from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyLearner
@@ -93,6 +95,7 @@ async def training(
 ) -> AsyncIterator[Run]:
     """A new run in its folder, its warm start made. A start that fails before the first checkpoint leaves no folder.
     A run with other parts than those that sample says so in its folder by its origin."""
+    recipe = with_models(recipe, screen.say)
     check(recipe)
     with owned(RunFolder.make(recipe.out).path):
         stamp_of = partial(stamp_where_asked, recipe)
@@ -130,7 +133,9 @@ async def resuming(
         check_changes(before, recipe, step)
         changed = recipe
         recipe = recipe.model_copy(update={"out": str(folder.path)})
-        check(recipe)
+        # A checkpoint has the policy: what training started from is not looked for again, here or on the Hub.
+        needed = with_model(recipe, checkpoint.path) if checkpoint and HubName.parse(recipe.model.path) else recipe
+        check(with_models(needed, screen.say))
         if checkpoint is not None:
             folder.check_reference(keeps_start(recipe))
         setback.cut_back(folder, checkpoint, before.checkpoints.every)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -34,6 +35,7 @@ Summary = dict[str, Any] | None
 
 
 def train_command(chosen: argparse.Namespace) -> int:
+    from turnwise.assemble.checks import with_models
     from turnwise.assemble.run import resuming, training
 
     screen = open_screen()
@@ -49,7 +51,7 @@ def train_command(chosen: argparse.Namespace) -> int:
     else:
         if chosen.trust != "ask":
             raise ValueError("--trust goes with --resume or --from: a recipe that you give is yours; remove it")
-        recipe = recipe_of(chosen.recipe, chosen.overrides)
+        recipe = with_models(recipe_of(chosen.recipe, chosen.overrides), screen.say)
         folder, blocked_seconds = Path(recipe.out), recipe.rollout.limits.blocked_seconds
         ready = partial(training, recipe, screen)
 
@@ -126,7 +128,7 @@ def run_and_report(
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise.assemble.checks import check
+    from turnwise.assemble.checks import check, with_models
     from turnwise.assemble.environments import read_tasks, tasks_of
     from turnwise.assemble.evaluation import evaluate_target
     from turnwise.evaluation.target import EvaluationTarget
@@ -135,9 +137,11 @@ def eval_command(chosen: argparse.Namespace) -> int:
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
     asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
     overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
-    target = EvaluationTarget.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
+    screen = open_screen()
+    target = EvaluationTarget.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust, screen.say)
+    target = replace(target, recipe=with_models(target.recipe, screen.say))
     check(target.recipe)
-    wanted, screen = target.recipe.evaluation.final_tasks, open_screen()
+    wanted = target.recipe.evaluation.final_tasks
     if chosen.tasks is None or counted:
         heldout = tasks_of(target.recipe, "heldout", wanted)
         tasks = [task for tasks in heldout.values() for task in tasks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.assemble.checks import check
+from turnwise.assemble.checks import check, with_models
 from turnwise.assemble.model import limits, roomy
 from turnwise.assemble.run import open_environments
 from turnwise.engines.base import Sampling
@@ -24,6 +24,7 @@ from turnwise.types import Task, Trajectory
 
 async def play(recipe: Recipe, number: int) -> int:
     """One attempt at a held-out task by the person at the terminal."""
+    recipe = with_models(recipe, print)
     check(recipe)
     with open_environments(recipe) as environments:
         tasks = [task for tasks in environments.tasks("heldout", number + 1).values() for task in tasks]

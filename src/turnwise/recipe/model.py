@@ -14,8 +14,8 @@ class ModelConfig(Section):
 
     path: str = "tiny"
     """A folder that transformers can load, a name of the Hugging Face Hub, for instance "Qwen/Qwen3-0.6B" or
-    "Qwen/Qwen3-0.6B@main", a model that `turnwise data` has fetched, for instance "smollm2-135m", or "tiny": a model and
-    tokenizer built by code."""
+    "Qwen/Qwen3-0.6B@main", a model that `turnwise data` has fetched, for instance "smollm2-135m", or "tiny": a model
+    and tokenizer built by code."""
     hidden: int = Field(128, ge=8)
     """Width of the tiny model."""
     layers: int = Field(4, ge=1)

@@ -120,8 +120,8 @@ def is_listed(key: str, names: Mapping[str, str]) -> bool:
 
 
 def record_changes(folder: RunFolder, before: Recipe, after: Recipe, step: int) -> list[str]:
-    """Write the recipe that holds from `step` on into config.json, and what was there before into changes.jsonl. Returns
-    a phrase for each change."""
+    """Write the recipe that holds from `step` on into config.json, and what was there before into changes.jsonl.
+    Returns a phrase for each change."""
     if not (found := changes(before, after)):
         return []
     lines = folder.changes.read_text(encoding="utf-8") if folder.changes.exists() else ""
