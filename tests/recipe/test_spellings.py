@@ -62,8 +62,9 @@ def test_a_name_of_another_library_is_answered_with_ours(table, name):
 
 
 def test_what_an_answer_says_can_be_written():
-    dapo = read("loss=ppo_clip", "loss.clip_high=0.28", "filter=dynamic_sampling", "weighting=token_mean")
+    dapo = read("loss.clip_high=0.28", "filter=dynamic_sampling", "weighting=token_mean")
     assert dapo.filter.name == "dynamic_sampling"
+    assert dapo.loss.name == "ppo_clip"  # settings without a name are those of the default
     assert dapo.loss.arguments == {"clip_high": 0.28}
 
 

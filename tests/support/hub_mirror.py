@@ -117,6 +117,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = self.begin()
         if parts[:2] == ["api", "models"]:
+            parts += ["revision", "main"] if len(parts) == 4 else []
             repo, kind, revision = "/".join(parts[2:4]), parts[4], "/".join(parts[5:])
             if self.refused(repo) or (commit := self.commit_of(repo, revision)) is None:
                 return

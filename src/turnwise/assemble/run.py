@@ -18,11 +18,10 @@ from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engi
 from turnwise.assemble.environments import endpoint_of, environments_of, task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
 from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
-from turnwise.data.hub import HubName
-from turnwise.data.named_models import with_model
 from turnwise.engines.base import Engine
 from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyLearner
@@ -32,17 +31,16 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
-from turnwise.runs import archive, setback
-from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_steps
+from turnwise.runs import archive
+from turnwise.runs.checkpoint import Checkpoint, written_steps
 from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
 from turnwise.runs.machine import record_machine
-from turnwise.runs.resumed import check_changes, record_changes
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import JsonLines, Several, Tracker, read_metrics
 from turnwise.runs.trackers.names import open_trackers
-from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
+from turnwise.runs.trust import Trust, stamp_where_asked
 from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import MakeGroup
@@ -127,20 +125,7 @@ async def resuming(
     if folder.origin.exists() and open_parts is None:
         raise ValueError(f'{path} is made of another run; go on with it by "turnwise train --resume {path}"')
     with owned(folder.path):
-        before, recipe = recipe_of_run(folder, (), "needless"), recipe_of_run(folder, overrides, trust)
-        checkpoint = latest_checkpoint(folder.checkpoints)
-        step = checkpoint.step if checkpoint else 0
-        check_changes(before, recipe, step)
-        changed = recipe
-        recipe = recipe.model_copy(update={"out": str(folder.path)})
-        # A checkpoint has the policy: what training started from is not looked for again, here or on the Hub.
-        needed = with_model(recipe, checkpoint.path) if checkpoint and HubName.parse(recipe.model.path) else recipe
-        check(with_models(needed, screen.say))
-        if checkpoint is not None:
-            folder.check_reference(keeps_start(recipe))
-        setback.cut_back(folder, checkpoint, before.checkpoints.every)
-        for line in record_changes(folder, before, changed, step):
-            screen.say(f"from step {step} on: {line}")
+        recipe, checkpoint = resumed_recipe(folder, overrides, trust, screen)
         if checkpoint is None:
             opened = started(recipe, folder, screen, stop, workers, open_parts)
         else:
@@ -206,11 +191,6 @@ async def restored(
             run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
             screen.say(f"resuming {folder.path} after step {checkpoint.step}")
             yield run
-
-
-def keeps_start(recipe: Recipe) -> bool:
-    """Whether the folder of a run has the model that training started from."""
-    return bool(recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"))
 
 
 @contextmanager

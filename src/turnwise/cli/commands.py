@@ -18,6 +18,7 @@ from turnwise import disk
 from turnwise.cli.attended import attended
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.push import push_command
 from turnwise.cli.replay import replay_of, resuming_of, say_differences
 from turnwise.cli.report import compare_command, report_command
 from turnwise.cli.rescore import rescore_command
@@ -304,6 +305,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "why": why_command,
     "play": play_command,
     "serve": serve_command,
+    "push": push_command,
     "data": data_command,
     "retrieve": retrieve_command,
 }

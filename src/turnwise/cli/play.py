@@ -8,6 +8,7 @@ from dataclasses import replace
 from turnwise.assemble.checks import check, with_models
 from turnwise.assemble.model import limits, roomy
 from turnwise.assemble.run import open_environments
+from turnwise.cli.typed_message import HOW, HOW_WITH_TOOLS, read_message
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
@@ -43,6 +44,8 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
     rollout = recipe.rollout
     renderer = Renderer(tokenizer, rollout.history, rollout.tools, trust_text=rollout.rendering.trust_text)
     shown: list[int] = []
+    has_tools = rollout.tools != "none"
+    print(f"{HOW_WITH_TOOLS if has_tools else HOW} Ctrl-D ends.\n")
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:
         known = len(shown) if prompt[: len(shown)].tolist() == shown else 0
@@ -51,7 +54,7 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
         print(renderer.decode(prompt[known:].tolist()), end="", flush=True)
         shown[:] = prompt.tolist()
         try:
-            return await asyncio.to_thread(input)
+            return await asyncio.to_thread(read_message, input, has_tools=has_tools)
         except EOFError:
             raise KeyboardInterrupt from None
 

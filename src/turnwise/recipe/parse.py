@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from turnwise.recipe.arguments import suggest
 from turnwise.recipe.renamed import new_names, new_values
 from turnwise.recipe.schema import Recipe
+from turnwise.recipe.section import Choice
 from turnwise.recipe.spellings import MAIN_KEYS, our_names, our_values
 
 FOR_RECORDED = "an earlier version of turnwise made this run: use that version, or start a new run with the new names"
@@ -97,14 +98,22 @@ def explain(problem: Mapping[str, Any]) -> str:
 
 
 def unfolded(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe in which a single value given to a table is the key of the table that it is for: credit = "rloo"."""
+    """A recipe in which a single value given to a table is the key of the table that it is for, as in credit = "rloo",
+    and in which settings of a function without a name are those of the default."""
     found = dict(tree)
     for key, value in tree.items():
         if key == "env":
             found[key] = named(value)
         elif is_single(value) and (main := main_key([key])) is not None:
             found[key] = {main: value}
+        elif isinstance(value, Mapping) and isinstance(default := default_of(key), Choice):
+            found[key] = {"name": default.name, **value}
     return found
+
+
+def default_of(key: str) -> Any:
+    field = Recipe.model_fields.get(key)
+    return None if field is None else field.default
 
 
 def is_single(value: Any) -> bool:
