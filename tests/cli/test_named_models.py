@@ -133,11 +133,6 @@ def test_a_dry_run_writes_a_model_folder_with_a_card(here, tmp_path, capsys, mon
     assert "torch 2." in card
     assert str(run) not in card
     assert "exists already" in mistake(capsys, "push", str(run), "me/agent", "--dry-run", str(tmp_path / "pushed"))
-
-
-def test_the_recipe_of_a_card_is_that_of_the_run(here, tmp_path):
-    _, run, _ = here
-    assert main(["push", str(run), "me/agent", "--dry-run", str(tmp_path / "pushed")]) == 0
     published = load_recipe(tmp_path / "pushed" / "recipe.toml")
     recorded = load_recipe(micro_toml(tmp_path), [f"model={published.model.path}", *SHORT])
     own = {"out", "engine", "checkpoints", "model"}
@@ -277,8 +272,7 @@ def test_a_run_that_names_no_hub_connects_to_nobody(tmp_path, monkeypatch, capsy
     recipe, out = str(micro_toml(tmp_path)), tmp_path / "run"
     assert main(["train", recipe, f"out={out}", "steps=1", "evaluation.final_tasks=4"]) == 0
     assert main(["eval", str(out), "--tasks", "2"]) == 0
-    assert main(["train", "--resume", str(out), "steps=2"]) == 0
-    assert main(["report", str(out)]) == 0
+    assert main(["why", str(out)]) in (0, 1)
     assert main(["push", str(out), "me/agent", "--dry-run", str(tmp_path / "pushed")]) == 0
     assert reached == []
     with pytest.raises(OSError, match="nobody"):  # the test sees what it looks for

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import huggingface_hub
@@ -211,6 +212,23 @@ def test_failures_of_the_download(mirror, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         fetched("org/tiny")
+
+
+def test_a_download_keeps_nobody_from_ending(mirror, monkeypatch):
+    """It is in a thread that a process does not wait for, and Ctrl-C is heard in another."""
+    threads = []
+
+    def download(*arguments, local_files_only=False, **settings):
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("none")
+        threads.append(threading.current_thread())
+        raise errors.HTTPError("enough")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    refused("org/tiny")
+    (thread,) = threads
+    assert thread.daemon
+    assert thread is not threading.current_thread()
 
 
 def test_adapters_bring_the_model_that_they_are_for(mirror):

@@ -100,6 +100,7 @@ def test_a_finished_run_goes_on_for_more_steps_and_says_so_in_its_folder(run, ca
     assert "unknown key stepz" in mistake(capsys, "train", "--resume", str(run), "stepz=2")
 
 
+@pytest.mark.slow
 def test_the_longer_run_is_the_run_that_was_as_long_from_the_start(tmp_path, run):
     """Bit for bit: nothing in a step depends on how many follow, with a constant learning rate."""
     assert main(["train", "--resume", str(run), "steps=3"]) == 0

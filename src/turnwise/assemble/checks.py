@@ -46,12 +46,12 @@ def with_models(recipe: Recipe, say: Say) -> Recipe:
 
 
 def check_folders(recipe: Recipe) -> None:
-    for name, path in (
-        ("model.path", recipe.model.path),
-        ("kl.reference", recipe.kl.reference),
-        ("teacher", recipe.teacher),
+    for name, path, is_none in (
+        ("model.path", recipe.model.path, "tiny"),
+        ("kl.reference", recipe.kl.reference, "start"),
+        ("teacher", recipe.teacher, ""),
     ):
-        if path in ("", "start", "tiny"):
+        if path == is_none:
             continue
         if not model_folder(path).is_dir():
             raise ValueError(f"no model folder at {path}; {missing(name, path)}")
@@ -62,8 +62,9 @@ def missing(name: str, path: str) -> str:
     """What to do where a path is no folder."""
     if HubName.parse(PREFIX + path) is not None:  # not without the prefix, because of a folder here
         return f'for the model of the Hub write {name} = "{PREFIX}{path}"'
-    tiny = ', or set model.path = "tiny"' if name == "model.path" else ""
-    return f"save one there with save_pretrained, give a name of the Hub as ORG/NAME{tiny} ({name})"
+    if name == "model.path":
+        return 'save one there with save_pretrained, give ORG/NAME of the Hub, or set model.path = "tiny"'
+    return f"set {name} to one that save_pretrained wrote, or to ORG/NAME of the Hub"
 
 
 def check_packages(recipe: Recipe) -> None:

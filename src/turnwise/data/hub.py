@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +123,10 @@ class HubName:
 
         try:
             with disk.named_failures(Path(cache())):
-                return snapshot_download(
-                    self.repo, revision=self.revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED
+                return interruptible(
+                    lambda: snapshot_download(
+                        self.repo, revision=self.revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED
+                    )
                 )
         except (OSError, RuntimeError, errors.HTTPError, errors.XetDownloadError) as error:  # type: ignore[attr-defined]
             if isinstance(error, OSError) and disk.is_failure(error):
@@ -171,6 +175,21 @@ class HubName:
                 "network, set HF_ENDPOINT to a mirror, or give a folder"
             )
         return f"the download of {self} was interrupted ({reason}); run the same command again, it goes on from there"
+
+
+def interruptible(work: Callable[[], str]) -> str:
+    """The result of work in a thread of its own. A download finishes the files that it has begun, and Ctrl-C
+    must not wait for these."""
+    done: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="hub download", daemon=True).start()
+    return done.result()
 
 
 def base_name(folder: Path) -> HubName | None:
