@@ -90,8 +90,8 @@ class PushedModel:
         draw_curve(lines, folder / CURVE, f"{', '.join(datasets)}: success")
         recipe = public_recipe(self.recipe.model_dump(mode="json"))
         (folder / RECIPE).write_text(recipe)
-        machines = read_machines(self.folder.machine)
-        machine = next((entry for entry in reversed(machines) if entry["step"] <= self.checkpoint.step), {})
+        machines = [entry for entry in read_machines(self.folder.machine) if entry["step"] <= self.checkpoint.step]
+        machine = machines[-1] if machines else {}
         card = ModelCard(self.repo, self.checkpoint.step, datasets, lines, recipe, machine, self.base, self.is_adapter)
         (folder / "README.md").write_text(card.text)
 
