@@ -257,6 +257,7 @@ def test_play_shows_what_the_model_would_see(
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     assert main(["play", "hops"]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("A line is a message.")
     assert "<|im_start|>user\nstart " in printed
     assert "no such name<|im_end|>\n<|im_start|>assistant\n" in printed
     assert "finished: total reward" in printed
