@@ -87,7 +87,7 @@ def list_keys(word: str | None) -> Iterator[str]:
         yield f"no key has {word} in its name; turnwise train --keys . lists all"
     width = max((len(path) for path, _ in found), default=0)
     for path, key in found:
-        default = default_value(key.field)
-        yield f"  {path:{width}}  {allowed_values(key)}  ({default if default == 'required' else f'default: {default}'})"
+        default = "required" if key.field.is_required() else f"default: {default_value(key.field)}"
+        yield f"  {path:{width}}  {allowed_values(key)}  ({default})"
         if word is not None:
             yield f"  {'':{width}}    {' '.join((key.field.description or '').split())}"
