@@ -71,13 +71,13 @@ def refused(text):
         ("hf:Qwen/Qwen3-0.6B@refs/pr/1", HubName("Qwen/Qwen3-0.6B", "refs/pr/1")),
         ("hf:models/warm", HubName("models/warm")),
         *((text, None) for text in ("tiny", "models/warm", "/abs/path", "./a/b", "a/b/c", "../a", "~/a", "a/..", "")),
-        ("a/b@../../x", None),
+        *((text, None) for text in ("a/b@../../x", "runs/quickstart", "recipes/x", "mine/recipe.toml", "here/b")),
     ],
 )
 def test_what_is_a_name(text, name, tmp_path, monkeypatch):
     """A folder that exists wins, and so does a folder in which one was meant."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
+    (tmp_path / "here").mkdir()
     assert HubName.parse(text) == name
 
 

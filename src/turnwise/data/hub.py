@@ -28,6 +28,9 @@ ALLOWED = [
 ]
 IGNORED = ["*/*.safetensors", "*/*.json", "consolidated*.safetensors", "optimizer*.safetensors"]
 """Weights of other formats that some repositories have beside those of transformers."""
+OWN_FOLDERS = ("runs", "models", "recipes")
+"""Folders that recipes and docs name, which need not exist yet."""
+FILES = (".toml", ".json", ".jsonl", ".parquet")
 INDEX, ADAPTERS = "model.safetensors.index.json", "adapter_config.json"
 
 Say = Callable[[str], None]
@@ -48,13 +51,15 @@ class HubName:
     @classmethod
     def parse(cls, text: str) -> HubName | None:
         """The name that a text is; None for what exists here, and for what can only be a path. `hf:` before a name says
-        that it is one. Without it the folder of a path that is mistyped would be looked for on the Hub, so that
-        models/warm is no name where there is a folder models."""
+        that it is one. Without it a path that is mistyped would be looked for on the Hub, so that models/warm and a/b
+        are no names, the second where there is a folder a."""
         is_marked = text.startswith(PREFIX)
         match = NAME.fullmatch(text.removeprefix(PREFIX))
         if match is None or ".." in text:
             return None
-        if not is_marked and (Path(text).exists() or Path(text.partition("/")[0]).is_dir()):
+        first = text.partition("/")[0]
+        is_path = first in OWN_FOLDERS or text.endswith(FILES) or Path(text).exists() or Path(first).is_dir()
+        if is_path and not is_marked:
             return None
         return cls(match["repo"], match["revision"] or "main")
 
