@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from turnwise.assemble.objective import GIVEN_TO_ESTIMATORS, Variant
 from turnwise.credit.estimators import ESTIMATORS
@@ -21,14 +19,23 @@ from turnwise.envs.math.env import Math
 from turnwise.envs.search.env import Search
 from turnwise.envs.sql.env import Sql
 from turnwise.learn.losses import LOSSES
+from turnwise.recipe.allowed import allowed_values, default_value, toml
 from turnwise.recipe.keys import RecipeKey, keys_of, tables_of
-from turnwise.recipe.section import Choice, Section
+from turnwise.recipe.section import Section
 
 HEAD = """# Recipes
 
 A recipe is a TOML file; `key=value` on the command line overrides it (`turnwise train recipe.toml max_lag=2
 optimizer.learning_rate=1e-5 env.0.weight=2`). Unknown keys are refused, and so is a setting that the chosen combination
-would ignore. This page is made by `python docs/make_recipes.py`.
+would ignore. This page is made by `python docs/make_recipes.py`; `turnwise train --keys WORD` shows the same in a
+terminal.
+
+* A value without a key is the name of what a table chooses, or its main key: `credit=rloo`, `loss=gspo`, `env=hops`,
+  `engine=vllm`, `model=Qwen/Qwen3-0.6B`, `kl=0.1`, `lora=8`. A recipe may write it, too: `credit = "rloo"`.
+* `key=` removes a key, so that its default holds: `model.hidden=`; `env.1=` removes an entry.
+* A list may be written as words: `trackers=wandb,tensorboard`.
+* Words of TRL, verl, SkyRL and prime-rl are answered with the key: `lr is optimizer.learning_rate here`.
+* What may change on a resume: [run folders](runs.md#changes-on-a-resume).
 
 The [short list](#the-short-list) has the {short} keys that a person sets. The other {rest} keys are in
 [tables that you can forget](#tables-that-you-can-forget): their defaults serve nearly every run, and each table says
@@ -48,13 +55,13 @@ def tables(*, short: bool) -> list[str]:
     """The keys of the short list, or the others, table by table."""
     lines, names = [], defaultdict(list)
     for name, model in tables_of():
-        names[model].append(f"`[{name}]`" if name else "Top level")
-    for model in names:
+        names[model].append(name)
+    for model, tables in names.items():
         keys = [key for key in keys_of(model) if key.table == "" and key.in_short_list is short]
         if keys:
-            lines += [f"\n### {', '.join(names[model])}\n"]
-            lines += [*described(model, short=short), "", "| key | default | meaning |", "|---|---|---|"]
-            lines += map(row, keys)
+            lines += [f"\n### {', '.join(f'`[{name}]`' if name else 'Top level' for name in tables)}\n"]
+            lines += [*described(model, short=short), "", "| key | values | default | meaning |", "|---|---|---|---|"]
+            lines += [row(replace(key, table=tables[0])) for key in keys]
     return lines
 
 
@@ -66,13 +73,12 @@ def described(model: type[Section], *, short: bool) -> list[str]:
 
 def row(key: RecipeKey) -> str:
     meaning = " ".join((key.field.description or "").split()).replace("|", "\\|")
-    return f"| `{key.name}` | {default_of(key.field)} | {meaning} |"
+    return f"| `{key.name}` | {allowed_values(key).replace('|', 'or')} | {default_of(key)} | {meaning} |"
 
 
-def default_of(field: FieldInfo) -> str:
-    if field.default is not PydanticUndefined:
-        return f"`{toml(field.default)}`"
-    return "required" if field.default_factory is None else "`{}`"
+def default_of(key: RecipeKey) -> str:
+    text = default_value(key.field)
+    return text if text == "required" else f"`{text}`"
 
 
 def choices(
@@ -92,17 +98,6 @@ def settings_of(function: Callable[..., Any], given: Collection[str] = ()) -> st
         p for p in parameters if p.kind is p.KEYWORD_ONLY or (p.default is not p.empty and inspect.isclass(function))
     ]
     return ", ".join(f"`{p.name} = {toml(p.default)}`" for p in own) or "none"
-
-
-def toml(value: Any) -> str:
-    """A value as a recipe writes it; none is what a recipe cannot write."""
-    if isinstance(value, Choice):
-        return f'{{name = "{value.name}"}}'
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(toml, value))}]"
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def first_line(function: Callable[..., Any]) -> str:

@@ -162,13 +162,20 @@ def test_the_command_line_is_light():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["eval", "--help"], ["--version"], ["no-such-command"]]
+    "arguments", [["--help"], ["sft", "--help"], ["eval", "--help"], ["--version"], ["no-such-command"]]
 )
 def test_help_imports_nothing_heavy(arguments):
     loaded, done = heavy_after("from turnwise.cli.commands import main; main()", *arguments)
     assert "turnwise" in done.stdout + done.stderr
     assert done.returncode == (2 if arguments == ["no-such-command"] else 0)
     assert loaded == []
+
+
+def test_the_help_of_train_has_the_keys_of_a_recipe_and_imports_what_defines_them():
+    loaded, done = heavy_after("from turnwise.cli.commands import main; main()", "train", "--help")
+    assert "groups_per_step" in done.stdout
+    assert done.returncode == 0
+    assert loaded == ["pydantic"]
 
 
 def test_types_need_numpy_and_nothing_else():

@@ -55,7 +55,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "file is in the way" in mistake(capsys, "train", recipe, f"out={tmp_path / 'file' / 'run'}")
     assert "cannot write" in mistake(capsys, "train", recipe, "out=/proc/run")
     assert "not the folder of a run" in mistake(capsys, "train", "--resume", str(taken))
-    assert "takes everything from the run folder" in mistake(capsys, "train", recipe, "--resume", str(taken))
+    assert "takes the recipe from the run folder" in mistake(capsys, "train", recipe, "--resume", str(taken))
     assert "not the folder of a run" in mistake(capsys, "eval", str(taken))
     assert "there is nothing at" in mistake(capsys, "eval", str(tmp_path / "nowhere"))
 
@@ -257,6 +257,7 @@ def test_play_shows_what_the_model_would_see(
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     assert main(["play", "hops"]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("A line is a message.")
     assert "<|im_start|>user\nstart " in printed
     assert "no such name<|im_end|>\n<|im_start|>assistant\n" in printed
     assert "finished: total reward" in printed

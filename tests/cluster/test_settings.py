@@ -49,14 +49,3 @@ def test_actors_and_batched_calls_exclude_each_other(tmp_path):
 
     with pytest.raises(ValueError, match=r"Many combines calls in step_many, which env.concurrency.actors prevents"):
         RemoteEnvironments(Many, actors=2, cluster=micro_recipe(tmp_path).cluster)
-
-
-def test_of_a_run_that_resumes_only_the_place_may_change(tmp_path, capsys):
-    from turnwise.cli.commands import main
-
-    recipe = micro_recipe(tmp_path)
-    for given in (["steps=3"], ["cluster.ranks=1", "seed=2"], ["recipes/quickstart.toml"]):
-        assert main(["train", "--resume", str(recipe.out), *given]) == 2
-        assert "remove what is not cluster.key=value" in capsys.readouterr().err
-    assert main(["train", "--resume", str(recipe.out), "cluster.ranks=1"]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err

@@ -109,7 +109,6 @@ def test_broken_toml_is_one_line_that_names_the_file(tmp_path, text):
         ({"steps": 0}, "steps: Input should be greater than or equal to 1 (got 0)"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate: Input should be a finite number"),
         ({"optimizer": {"schedule": "cubic"}}, "optimizer.schedule: Input should be 'constant', 'linear' or 'cosine'"),
-        ({"credit": {"norm_by_std": True}}, "credit.name is missing; add it"),
         ({"env": []}, "env: "),
         ({"env": [{"name": "hops"}, {"name": "hops"}]}, 'two environments are called "hops"'),
         ({"groups_per_step": 8, "groups_per_update": 3}, "8 is not a multiple of groups_per_update = 3"),
@@ -215,7 +214,8 @@ def test_the_last_override_wins(small):
         ("rollout.group_sise=4", "unknown key rollout.group_sise; did you mean group_size?"),
         ("steps=soon", "steps: Input should be a valid integer"),
         ("max_lag=-1", "max_lag: "),
-        ("seed=", "seed: "),
+        ("colour=", '"colour=" removes nothing: the recipe has no colour'),
+        ("env.1.colour=", "the recipe has no env.1.colour"),
     ],
 )
 def test_a_wrong_override_is_one_line(small, override, message):

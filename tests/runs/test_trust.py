@@ -11,6 +11,7 @@ import pytest
 
 from support.running import micro_recipe, micro_toml, train
 from turnwise.cli.commands import main
+from turnwise.recipe.parse import parse_recipe
 from turnwise.runs.checkpoint import write_checkpoint
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.trust import is_own, named_in, own_key, recipe_of_run, stamp, state_folder
@@ -209,3 +210,11 @@ def test_commands_that_need_no_environment_run_none(tmp_path, capsys, ran):
 
     assert target_of(recipe.out, None, []).version == 2
     assert not ran.exists()
+
+
+def test_a_teacher_of_the_hub_is_asked_about_and_the_policy_is_not():
+    """The checkpoint has the policy; a teacher would be fetched."""
+    name = f"hf:org/tiny@{'a' * 40}"
+    tree = {"env": [{"name": "hops"}], "model": {"path": name}, "teacher": name, "credit": {"name": "distill"}}
+    tree["kl"] = {"coefficient": 0.1, "reference": name}
+    assert named_in(parse_recipe(tree, "test")) == [f'teacher = "{name}"', f'kl.reference = "{name}"']

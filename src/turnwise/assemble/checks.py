@@ -9,6 +9,8 @@ from turnwise.assemble import objective
 from turnwise.assemble.environments import agent_of, environment_makers
 from turnwise.assemble.learner import device_of, policy_of
 from turnwise.data.catalogue import model_folder
+from turnwise.data.hub import PREFIX, HubName, Say
+from turnwise.data.named_models import named_models, with_commits
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.learn.policy import load_tokenizer
 from turnwise.pretrained import CausalLM, ChatTokenizer
@@ -21,23 +23,48 @@ from turnwise.serve.endpoint import check_installed
 
 def check(recipe: Recipe) -> None:
     """Refuse, from the recipe alone, what cannot work and what would be ignored."""
-    environment_makers(recipe)
+    check_settings(recipe)
     check_folders(recipe)
-    objective.check(recipe)
-    check_packages(recipe)
-    check_gpus(recipe)
     check_vocabularies(recipe)
 
 
+def check_settings(recipe: Recipe) -> None:
+    """Refuse what is wrong whatever the models are."""
+    environment_makers(recipe)
+    objective.check(recipe)
+    check_packages(recipe)
+    check_gpus(recipe)
+
+
+def with_models(recipe: Recipe, say: Say) -> Recipe:
+    """The recipe with its models of the Hub on this machine, each named by its commit. They are fetched once nothing
+    else in the recipe is wrong."""
+    if not any(named_models(recipe)):
+        return recipe
+    check_settings(recipe)
+    return with_commits(recipe, say)
+
+
 def check_folders(recipe: Recipe) -> None:
-    if recipe.model.path != "tiny" and not model_folder(recipe.model.path).is_dir():
-        where = recipe.model.path
-        raise ValueError(f'no model folder at {where}; save one there with save_pretrained, or set model.path = "tiny"')
-    for name, path in (("kl.reference", recipe.kl.reference), ("teacher", recipe.teacher)):
-        if path not in ("", "start") and not model_folder(path).is_dir():
-            raise ValueError(f"no model folder at {path}; set {name} to one that save_pretrained wrote")
-    for path in {recipe.model.path, recipe.kl.reference, recipe.teacher} - {"", "start", "tiny"}:
+    for name, path, is_none in (
+        ("model.path", recipe.model.path, "tiny"),
+        ("kl.reference", recipe.kl.reference, "start"),
+        ("teacher", recipe.teacher, ""),
+    ):
+        if path == is_none:
+            continue
+        if not model_folder(path).is_dir():
+            raise ValueError(f"no model folder at {path}; {missing(name, path)}")
         check_model_folder(model_folder(path))
+
+
+def missing(name: str, path: str) -> str:
+    """What to do where a path is no folder."""
+    if HubName.parse(PREFIX + path) is not None:  # not without the prefix, because of a folder here
+        return f'for the model of the Hub write {name} = "{PREFIX}{path}"'
+    if name == "model.path":
+        return 'save one there with save_pretrained, give ORG/NAME of the Hub, or set model.path = "tiny"'
+    return f"set {name} to one that save_pretrained wrote, or to ORG/NAME of the Hub"
 
 
 def check_packages(recipe: Recipe) -> None:

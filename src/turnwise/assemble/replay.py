@@ -68,6 +68,7 @@ async def resuming_replay(
     trust: Trust = "ask",
 ) -> AsyncIterator[Run]:
     """A replay as its last checkpoint left it."""
+    refuse_ignored(overrides)
     origin = Origin.read(RunFolder.open(path))
     if origin.kind != REPLAY:
         raise ValueError(f"{path} has groups of {origin.run} with other rewards and never trained; see --from")

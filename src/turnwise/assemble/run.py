@@ -13,11 +13,12 @@ from typing import Any
 
 from turnwise.assemble import objective
 from turnwise.assemble.attempts import evaluation_attempts, training_attempts
-from turnwise.assemble.checks import check, check_tasks
+from turnwise.assemble.checks import check, check_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
 from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
@@ -30,8 +31,8 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
-from turnwise.runs import archive, setback
-from turnwise.runs.checkpoint import Checkpoint, latest_checkpoint, written_steps
+from turnwise.runs import archive
+from turnwise.runs.checkpoint import Checkpoint, written_steps
 from turnwise.runs.checksums import write_checksums
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.lock import owned
@@ -39,7 +40,7 @@ from turnwise.runs.machine import record_machine
 from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import JsonLines, Several, Tracker, read_metrics
 from turnwise.runs.trackers.names import open_trackers
-from turnwise.runs.trust import Trust, recipe_of_run, stamp_where_asked
+from turnwise.runs.trust import Trust, stamp_where_asked
 from turnwise.runs.why.watcher import Watcher
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import MakeGroup
@@ -92,6 +93,7 @@ async def training(
 ) -> AsyncIterator[Run]:
     """A new run in its folder, its warm start made. A start that fails before the first checkpoint leaves no folder.
     A run with other parts than those that sample says so in its folder by its origin."""
+    recipe = with_models(recipe, screen.say)
     check(recipe)
     with owned(RunFolder.make(recipe.out).path):
         stamp_of = partial(stamp_where_asked, recipe)
@@ -118,17 +120,12 @@ async def resuming(
     open_parts: OpenParts | None = None,
 ) -> AsyncIterator[Run]:
     """A run as its last checkpoint left it, or at its start where it has never come to one; what it recorded after that
-    is cut away and made again. Overrides may say that it runs elsewhere now."""
+    is cut away and made again. Overrides may change what its state does not depend on."""
     folder = RunFolder.open(path)
     if folder.origin.exists() and open_parts is None:
         raise ValueError(f'{path} is made of another run; go on with it by "turnwise train --resume {path}"')
     with owned(folder.path):
-        recipe = recipe_of_run(folder, overrides, trust).model_copy(update={"out": str(folder.path)})
-        check(recipe)
-        checkpoint = latest_checkpoint(folder.checkpoints)
-        if checkpoint is not None:
-            folder.check_reference(keeps_start(recipe))
-        setback.cut_back(folder, checkpoint, recipe.checkpoints.every)
+        recipe, checkpoint = resumed_recipe(folder, overrides, trust, screen)
         if checkpoint is None:
             opened = started(recipe, folder, screen, stop, workers, open_parts)
         else:
@@ -194,11 +191,6 @@ async def restored(
             run.waiting = {number: record.group for number, record in zip(run.state.waiting, records, strict=True)}
             screen.say(f"resuming {folder.path} after step {checkpoint.step}")
             yield run
-
-
-def keeps_start(recipe: Recipe) -> bool:
-    """Whether the folder of a run has the model that training started from."""
-    return bool(recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -17,6 +18,7 @@ from turnwise import disk
 from turnwise.cli.attended import attended
 from turnwise.cli.events import events
 from turnwise.cli.parser import parsed
+from turnwise.cli.push import push_command
 from turnwise.cli.recipes import is_recipe, note_own_files, recipes_command
 from turnwise.cli.replay import replay_of, resuming_of, say_differences
 from turnwise.cli.report import compare_command, report_command
@@ -35,6 +37,7 @@ Summary = dict[str, Any] | None
 
 
 def train_command(chosen: argparse.Namespace) -> int:
+    from turnwise.assemble.checks import with_models
     from turnwise.assemble.run import resuming, training
 
     screen = open_screen()
@@ -42,17 +45,15 @@ def train_command(chosen: argparse.Namespace) -> int:
         ready, folder, blocked_seconds = replay_of(chosen, screen)
     elif chosen.resume:
         given = [text for text in (chosen.recipe, *chosen.overrides) if text is not None]
-        if not all(text.startswith("cluster.") for text in given):
-            raise ValueError(
-                "--resume takes everything from the run folder but where it runs; remove what is not cluster.key=value"
-            )
+        if recipes := [text for text in given if "=" not in text]:
+            raise ValueError(f"--resume takes the recipe from the run folder; remove {recipes[0]}, or write key=value")
         folder = Path(chosen.resume)
         blocked_seconds = blocked_seconds_in(folder)
         ready = partial(resuming_of(folder) or resuming, folder, screen, overrides=given, trust=chosen.trust)
     else:
         if chosen.trust != "ask":
             raise ValueError("--trust goes with --resume or --from: a recipe that you give is yours; remove it")
-        recipe = recipe_of(chosen.recipe, chosen.overrides)
+        recipe = with_models(recipe_of(chosen.recipe, chosen.overrides), screen.say)
         folder, blocked_seconds = Path(recipe.out), recipe.rollout.limits.blocked_seconds
         ready = partial(training, recipe, screen)
 
@@ -129,7 +130,7 @@ def run_and_report(
 
 
 def eval_command(chosen: argparse.Namespace) -> int:
-    from turnwise.assemble.checks import check
+    from turnwise.assemble.checks import check, with_models
     from turnwise.assemble.environments import read_tasks, tasks_of
     from turnwise.assemble.evaluation import evaluate_target
     from turnwise.evaluation.target import EvaluationTarget
@@ -138,9 +139,11 @@ def eval_command(chosen: argparse.Namespace) -> int:
     counted = chosen.tasks is not None and chosen.tasks.lstrip("-").isdigit()
     asked = {"evaluation.attempts": chosen.attempts, "evaluation.final_tasks": chosen.tasks if counted else None}
     overrides = [*chosen.overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None)]
-    target = EvaluationTarget.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust)
+    screen = open_screen()
+    target = EvaluationTarget.find(chosen.what, chosen.recipe, chosen.checkpoint, overrides, chosen.trust, screen.say)
+    target = replace(target, recipe=with_models(target.recipe, screen.say))
     check(target.recipe)
-    wanted, screen = target.recipe.evaluation.final_tasks, open_screen()
+    wanted = target.recipe.evaluation.final_tasks
     if chosen.tasks is None or counted:
         heldout = tasks_of(target.recipe, "heldout", wanted)
         tasks = [task for tasks in heldout.values() for task in tasks]
@@ -303,6 +306,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "why": why_command,
     "play": play_command,
     "serve": serve_command,
+    "push": push_command,
     "data": data_command,
     "recipes": recipes_command,
     "retrieve": retrieve_command,

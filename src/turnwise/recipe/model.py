@@ -13,8 +13,9 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str = "tiny"
-    """A folder that transformers can load, a model that `turnwise data` has fetched, for instance "smollm2-135m", or
-    "tiny": a model and tokenizer built by code."""
+    """A folder that transformers can load, a name of the Hugging Face Hub, for instance "Qwen/Qwen3-0.6B" or
+    "Qwen/Qwen3-0.6B@main", a model that `turnwise data` has fetched, for instance "smollm2-135m", or "tiny": a model
+    and tokenizer built by code."""
     hidden: int = Field(128, ge=8)
     """Width of the tiny model."""
     layers: int = Field(4, ge=1)
@@ -33,7 +34,10 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def only_tiny_has_a_size(self) -> Self:
         if self.path != "tiny" and {"hidden", "layers"} & set(self.changed):
-            raise ValueError('hidden and layers size the tiny model only; remove them or set path = "tiny"')
+            raise ValueError(
+                "hidden and layers size the tiny model only; remove them (on the command line: model.hidden= "
+                'model.layers=) or set path = "tiny"'
+            )
         return self
 
 

@@ -23,7 +23,7 @@ class KlConfig(Section):
     """Estimator of the divergence in the loss: k2 has the gradient of KL(policy, reference); k3 is never negative and
     has the gradient of KL(reference, policy)."""
     reference: str = "start"
-    """A folder that transformers can load, or "start": the policy as it is before the first step."""
+    """A folder that transformers can load, a name of the Hub, or "start": the policy as it is before the first step."""
 
     @field_validator("divergence", mode="before")
     @classmethod

@@ -86,7 +86,8 @@ class Recipe(Section):
     correction: CorrectionConfig = CorrectionConfig()
     """Off-policy correction of credit."""
     teacher: str = ""
-    """A folder that transformers can load: the model that credit distill and the loss term of [distill] learn from."""
+    """A folder that transformers can load, or a name of the Hub: the model that credit distill and the loss term of
+    [distill] learn from."""
     distill: DistillConfig = DistillConfig()
     """The loss term that compares the policy's distributions with the teacher's."""
     critic: CriticConfig = CriticConfig()

@@ -77,7 +77,10 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all that a run makes before its first checkpoint, and the folder unless something else is in it. What
         happened, in words, stays."""
-        for path in (self.config, self.path / CHECKSUMS, self.stamp, self.origin, self.metrics, self.machine):
+        for path in (
+            *(self.config, self.path / CHECKSUMS, self.changes, self.stamp),
+            *(self.origin, self.metrics, self.machine),
+        ):
             path.unlink(missing_ok=True)
         for path in (self.archive, self.evaluations, self.checkpoints, self.reference, self.trackers):
             shutil.rmtree(path, ignore_errors=True)
@@ -121,6 +124,11 @@ class RunFolder:
     def config(self) -> Path:
         """The whole configuration, as resolved at the start."""
         return self.path / "config.json"
+
+    @property
+    def changes(self) -> Path:
+        """What resumes have changed in it, a line for each, see `resumed`."""
+        return self.path / "changes.jsonl"
 
     @property
     def stamp(self) -> Path:

@@ -43,6 +43,8 @@ def named_in(recipe: Recipe) -> list[str]:
         "cluster.address": cluster.address,
         "engine.vllm.server": vllm.server,
         "engine.vllm.folder": vllm.folder,
+        "teacher": recipe.teacher if recipe.teacher.startswith("hf:") else "",
+        "kl.reference": recipe.kl.reference if recipe.kl.reference.startswith("hf:") else "",
         "endpoint.host": "" if recipe.endpoint.host in ("127.0.0.1", "localhost", "::1") else recipe.endpoint.host,
     }
     return found + [written(key, value) for key, value in others.items() if value]
