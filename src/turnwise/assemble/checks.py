@@ -6,8 +6,9 @@ from __future__ import annotations
 import importlib.util
 
 from turnwise.assemble import objective
-from turnwise.assemble.environments import agent_of, environment_makers
+from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
 from turnwise.assemble.learner import device_of, policy_of
+from turnwise.assemble.opponents import check_opponents
 from turnwise.data.catalogue import model_folder
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.learn.policy import load_tokenizer
@@ -22,6 +23,8 @@ from turnwise.serve.endpoint import check_installed
 def check(recipe: Recipe) -> None:
     """Refuse, from the recipe alone, what cannot work and what would be ignored."""
     environment_makers(recipe)
+    heldout_makers(recipe)
+    check_opponents(recipe)
     check_folders(recipe)
     objective.check(recipe)
     check_packages(recipe)
