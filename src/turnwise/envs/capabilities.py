@@ -10,7 +10,7 @@ only place that asks for one.
 |                                        |                | Required; skipped where a recipe has `env.data`           |
 | `demonstrate(self, noise, random)`     | Demonstrates   | what an expert would say now; makes warm starts possible  |
 | `task_fields = {"question": str, ...}` | TypesTasks     | fields that the data of a task must have: tasks that a    |
-|                                        |                | user gives are checked against them                       |
+|                                        |                | user gives are checked against them; "a|b" is either      |
 | `check_settings(**settings)`           | ChecksSettings | classmethod; refuses settings before a run starts         |
 | `reads_calls = True`                   | ReadsCalls     | needs a recipe that says how tool calls are written       |
 | `agent_for(**settings)`                | BringsAgent    | classmethod; the environment brings the agent that        |

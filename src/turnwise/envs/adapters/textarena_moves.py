@@ -7,9 +7,10 @@ shape. A candidate is legal if a copy of the game accepts it.
 from __future__ import annotations
 
 import copy
+import pickle
 import random as global_random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from random import Random
 from string import ascii_uppercase
@@ -60,23 +61,33 @@ def values_of(slot: str, count: int) -> Sequence[str]:
     return letters.lower() if slot.islower() else letters
 
 
-def is_legal(game: Any, move: str) -> bool:
-    """Whether the player whose turn it is may make the move. Neither the game nor the global generator changes."""
-    state_before = global_random.getstate()
-    trial = copy.deepcopy(game)
+def copies_of(game: Any) -> Callable[[], Any]:
+    """Makes copies of a game as it is now. Pickle is much faster than deepcopy, but not every game can be pickled."""
+    try:
+        packed = pickle.dumps(game)
+    except Exception:
+        return lambda: copy.deepcopy(game)
+    return lambda: pickle.loads(packed)
+
+
+def is_legal(trial: Any, move: str) -> bool:
+    """Whether the player whose turn it is may make the move, tried on a copy of a game."""
     trial.state.error_allowance = 0
     player = trial.state.current_player_id
     try:
         trial.step(move)
     except Exception:  # a game that breaks on a move does not take it
         return False
-    finally:
-        global_random.setstate(state_before)
     return not trial.state.game_info[player]["invalid_move"]
 
 
 def random_legal(game: Any, named: Iterable[str], random: Random) -> str:
-    """A legal move, each candidate as likely as the others; empty if no candidate is legal."""
-    moves = candidates(named)
+    """A legal move, each candidate as likely as the others; empty if no candidate is legal. Neither the game nor the
+    global generator changes."""
+    moves, copied = candidates(named), copies_of(game)
     random.shuffle(moves)
-    return next((move for move in moves if is_legal(game, move)), "")
+    state = global_random.getstate()
+    try:
+        return next((move for move in moves if is_legal(copied(), move)), "")
+    finally:
+        global_random.setstate(state)
