@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from turnwise.assemble.model import limits
 from turnwise.engines.base import Engine, Sampling
@@ -17,7 +18,7 @@ def training_attempts(
     environments: Environments,
     engine: Engine,
     renderer: Renderer,
-    seats: Mapping[str, Sequence[Engine]],
+    seats: Mapping[str, Sequence[Engine]] = MappingProxyType({}),
 ) -> AttemptMaker:
     return AttemptMaker(
         seats=seats,

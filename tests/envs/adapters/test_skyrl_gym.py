@@ -161,5 +161,5 @@ def test_each_environment_reads_both_forms(tmp_path, name, form):
 
 def test_a_row_without_an_answer_is_named(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": "2 + 3?"}], "reward": 1}]
-    with pytest.raises(ValueError, match="line 1: reward_spec or reward_model: is missing"):
+    with pytest.raises(ValueError, match="row 1: reward_spec or reward_model: is missing"):
         tasks_of(recipe_on(tmp_path, rows), "train")
