@@ -40,7 +40,7 @@ name = "textarena:GuessTheNumber-v0"
 
 | library | version tested | a name | tasks | pays | expert |
 |---|---|---|---|---|---|
-| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | once, at the end | GuessTheNumber |
+| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | once, at the end | GuessTheNumber; legal moves |
 | [gymnasium](#gymnasium), minigrid | 1.4.0, 3.2.0 | `gymnasium:MiniGrid-Empty-5x5-v0` | seeds | every turn | paths |
 | [reasoning_gym](#reasoning_gym) | 0.1.25 | `reasoning_gym:chain_sum` | seeds | once | all |
 | [skyrl_gym](#skyrl_gym) | 0.4.0 | `skyrl_gym:gsm8k` | rows of `env.data` | every turn | gsm8k, gsm8k_multi_turn |
@@ -115,9 +115,10 @@ class Show:
 SHOWS = (
     Show(
         "textarena",
-        """Games for one player, and games for two in which the opponent chooses at random among the moves that the
-game names in square brackets (`env.settings.player` is the model's seat). 49 of the games of version 0.7.4
-open without further downloads. The library's wrappers repeat the whole conversation every turn; the adapter
+        """Games for one player, and games for two (`env.settings.player` is the model's side). `env.settings.opponent`
+says who plays the other side: legal moves at random, a function of yours, a frozen copy of the model, or the
+policy itself, whose turns train on both sides: [self-play](../selfplay.md). The start-up check plays whole
+games of two players. Demonstrations are random legal moves, except in GuessTheNumber. The library's wrappers repeat the whole conversation every turn; the adapter
 shows only the new part, without an echo of the model's words. It adds missing brackets to an action, as the
 library does.""",
         "textarena:GuessTheNumber-v0",
@@ -125,22 +126,25 @@ library does.""",
     Show(
         "gymnasium",
         """Environments with discrete actions. MiniGrid is shown as a text picture of the visible cells, with the agent
-at the bottom looking up, and its actions have names. Other environments are shown by their text rendering
-(`ansi`) or by their numbers. `env.settings.actions` names actions. If a message names several actions, the
-last one counts.""",
+at the bottom looking up, and its actions have names. The first message has a legend. Other environments are shown by
+their text rendering (`ansi`) or by their numbers, each with its name where the environment, or gymnasium's
+documentation, has one; `env.settings.actions` and `env.settings.observations` give other names. If a message
+names several actions, the last one counts; the number of an action is understood too.""",
         "gymnasium:MiniGrid-Empty-Random-5x5-v0",
     ),
     Show(
         "reasoning_gym",
         """Questions from more than a hundred generators, one answer each, in `<answer>` tags or plain. Some generators
-pay a little for wrong answers; the mark `correct` says which were right.""",
+pay a little for wrong answers; the mark `correct` says which were right. Some of the library's scorers
+evaluate the answer as Python. Here they read literals and formulas only, in a process with 5 seconds, 512 MiB
+and few system calls: code in an answer is a wrong answer, and so is `9**9**9**9` (mark `stopped`).""",
         "reasoning_gym:chain_sum",
         settings={"options": {"min_terms": 3, "max_terms": 3}},
     ),
     Show(
         "skyrl_gym",
-        """SkyRL's environments, on rows in SkyRL's format from `env.data`: `prompt`, `reward_spec`, and the other
-fields that the environment reads. `env.settings.config` is SkyRL's `environment.skyrl_gym`. If the
+        """SkyRL's environments, on rows from `env.data` in SkyRL's format (`prompt`, `reward_spec`, and the other
+fields that the environment reads) or in verl's (`prompt`, `reward_model`, `extra_info`). `env.settings.config` is SkyRL's `environment.skyrl_gym`. If the
 environment rewrites an action, later prompts show the rewritten action; the sampled tokens are trained.""",
         "skyrl_gym:gsm8k_multi_turn",
         ("Three dozens are 36. #### 35", "#### 36"),
@@ -181,8 +185,10 @@ plain values. With `env.settings.calls = "tools"` the functions go to the chat t
     Show(
         "openenv",
         """A server that speaks OpenEnv's protocol, one session per attempt. The model's message goes into the action's
-only required field (or into `env.settings.field`); if there are several, the model writes the action as
-JSON. If all sessions of the server are taken, the adapter retries until the attempt's deadline: start the
+only required field, if that is a string (or into `env.settings.field`). If an action has other fields, the
+first message lists all of them with their types, and the model may write the action as a JSON object;
+`env.settings.calls = "tools"` offers the action as a tool instead. Types are checked, and the model hears what is
+wrong. If all sessions of the server are taken, the adapter retries until the attempt's deadline: start the
 server with as many sessions as concurrent attempts. The example uses the server of the tests,
 tests/envs/adapters/openenv_server.py.""",
         "openenv:SERVER",

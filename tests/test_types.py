@@ -2,7 +2,7 @@ import copy
 import json
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.making import few, group_lists, make_trajectory, make_turn, make_turns, trajectories
 from turnwise.messages import Message, ToolSpec
 from turnwise.tokens import extends, lost_tokens, pack_tokens
-from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming, turns_of
+from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming, by_seat, turns_of
 
 ARRAYS = ("prompt", "action", "logprobs", "versions")
 COUNT = [Status.finished, Status.too_many_turns, Status.too_long, Status.observation_too_large, Status.penalised]
@@ -433,3 +433,26 @@ def test_a_name_that_no_call_could_have(name):
 def test_parameters_are_the_schema_of_an_object(parameters):
     with pytest.raises(ValueError, match="JSON schema"):
         ToolSpec("get", "", parameters)
+
+
+@few
+@given(group_lists(), st.data())
+def test_seats_are_split_without_moving_a_turn(groups, data):
+    seated = [
+        Group(
+            group.task,
+            tuple(replace(one, seat=data.draw(st.integers(0, 2))) for one in group.trajectories),
+            group.failed,
+        )
+        for group in groups
+    ]
+    parts = by_seat(seated)
+    assert [id(turn) for turn in turns_of(parts)] == [id(turn) for turn in turns_of(seated)]
+    assert all(len({one.seat for one in part.trajectories}) <= 1 for part in parts)
+    assert [part for part, group in zip(by_seat(groups), groups, strict=True) if part is not group] == []
+
+
+def test_the_seat_of_an_attempt_is_kept():
+    played = replace(make_trajectory([(3, 2), (1, 1)], outcome=1.0), seat=1)
+    assert pickle.loads(pickle.dumps(played)).seat == 1
+    assert [one.seat for one in Group(Task("t", "x"), (played, make_trajectory([(2, 1)]))).trajectories] == [0, 1]

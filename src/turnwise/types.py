@@ -189,6 +189,9 @@ class Trajectory:
     """Named parts of the outcome, for people; nothing trains on them."""
     failure: str = ""
     """Why it failed: what was raised and where, then a colon and what it said. Empty where it did not."""
+    seat: int = 0
+    """Which side of a game it played, if several seats of a game are attempts. Only attempts of the same seat are
+    compared with each other."""
     buffer: Tokens = field(init=False, repr=False)
     """[N] the tokens of all turns; a history that only grew is in it once."""
     spans: NDArray[np.int64] = field(init=False, repr=False)
@@ -230,12 +233,13 @@ class Trajectory:
     def __reduce__(self) -> tuple[Any, ...]:
         buffer, spans = self.buffer, self.spans
         rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
-        return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks), self.failure)
+        end = (self.status, self.outcome, dict(self.marks), self.failure, self.seat)
+        return rebuild_trajectory, (buffer, spans, rest, *end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """The attempts at one task that are compared with each other.
+    """The attempts at one task, seat by seat; those of a seat are compared with each other.
 
     Example:
         Group(task=task, trajectories=(first, second), failed=())
@@ -248,7 +252,7 @@ class Group:
     """Attempts that do not: failed, timed_out, prompt_too_long."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trajectories", tuple(self.trajectories))
+        object.__setattr__(self, "trajectories", tuple(sorted(self.trajectories, key=lambda one: one.seat)))
         object.__setattr__(self, "failed", tuple(self.failed))
         for trajectory in self.trajectories:
             if not trajectory.status.counts:
@@ -256,6 +260,21 @@ class Group:
         for trajectory in self.failed:
             if trajectory.status.counts:
                 raise ValueError(f"an attempt that ended as {trajectory.status} belongs in Group.trajectories")
+
+
+def by_seat(groups: Sequence[Group]) -> list[Group]:
+    """One group for each seat of each group: what statistics compare. The turns are the same in the same order, so that
+    what is one per turn fits both; a group of one seat is itself."""
+    parts: list[Group] = []
+    for group in groups:
+        seats = sorted({one.seat for one in (*group.trajectories, *group.failed)})
+        if len(seats) < 2:
+            parts.append(group)
+            continue
+        for seat in seats:
+            of_seat = [tuple(one for one in those if one.seat == seat) for those in (group.trajectories, group.failed)]
+            parts.append(Group(group.task, *of_seat))
+    return parts
 
 
 def turns_of(groups: Sequence[Group]) -> Iterator[Turn]:
@@ -295,8 +314,9 @@ def rebuild_trajectory(
     outcome: float,
     marks: dict[str, float],
     failure: str = "",
+    seat: int = 0,
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False
     turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
-    return Trajectory(turns, status, outcome, marks, failure)
+    return Trajectory(turns, status, outcome, marks, failure, seat)

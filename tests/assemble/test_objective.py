@@ -372,3 +372,23 @@ def test_a_new_weighting_and_a_new_filter_are_one_record_each(monkeypatch):
         check(named)
     with pytest.raises(ValueError, match="filter large would drop groups that still carry signal for reinforce"):
         check(recipe(filter={"name": "large"}, credit={"name": "reinforce"}))
+
+
+def test_only_attempts_of_the_same_seat_are_compared():
+    """Seat 0 has the better position: its loss is worse than the mean, and the win of seat 1 is better than its."""
+    totals = [(0, 1.0), (0, 1.0), (0, 1.0), (0, 0.0), (1, 0.0), (1, 0.0), (1, 0.0), (1, 1.0)]
+    attempts = [replace(make_trajectory([(3, 2)], outcome=outcome), seat=seat) for seat, outcome in totals]
+    chosen = recipe(credit={"name": "grpo", "norm_by_std": False}, weighting={"name": "group_mean"})
+    group = Group(make_group([1.0]).task, tuple(attempts))
+    credit = [float(of_turn[0]) for of_turn in choices.estimate_of(chosen)([group], {})]
+    assert credit == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
+    weights = choices.weighting_of(chosen)([group])
+    assert np.allclose([of_turn.sum() for of_turn in weights], 1 / 8)
+
+
+def test_a_group_is_kept_if_one_seat_has_signal():
+    chosen = recipe(filter={"name": "dynamic_sampling"}, credit={"name": "grpo"})
+    task = make_group([1.0]).task
+    for totals, kept in (([(0, 1.0), (0, 1.0), (1, 0.0), (1, 0.0)], False), ([(0, 1.0), (0, 0.0), (1, 0.0)], True)):
+        attempts = tuple(replace(make_trajectory([(3, 2)], outcome=outcome), seat=seat) for seat, outcome in totals)
+        assert choices.keep_of(chosen)(Group(task, attempts)) is kept

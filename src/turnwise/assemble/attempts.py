@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from turnwise.assemble.model import limits
 from turnwise.engines.base import Engine, Sampling
 from turnwise.recipe.schema import Recipe
@@ -10,8 +13,15 @@ from turnwise.rollout.group import AttemptMaker
 from turnwise.rollout.render.renderer import Renderer
 
 
-def training_attempts(recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer) -> AttemptMaker:
+def training_attempts(
+    recipe: Recipe,
+    environments: Environments,
+    engine: Engine,
+    renderer: Renderer,
+    seats: Mapping[str, Sequence[Engine]] = MappingProxyType({}),
+) -> AttemptMaker:
     return AttemptMaker(
+        seats=seats,
         plays=environments.plays,
         environments=environments.training(),
         engine=engine,

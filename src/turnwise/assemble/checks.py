@@ -6,8 +6,9 @@ from __future__ import annotations
 import importlib.util
 
 from turnwise.assemble import objective
-from turnwise.assemble.environments import agent_of, environment_makers
+from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
 from turnwise.assemble.learner import device_of, policy_of
+from turnwise.assemble.opponents import check_opponents
 from turnwise.data.catalogue import model_folder
 from turnwise.data.hub import PREFIX, HubName, Say
 from turnwise.data.named_models import named_models, with_commits
@@ -31,6 +32,8 @@ def check(recipe: Recipe) -> None:
 def check_settings(recipe: Recipe) -> None:
     """Refuse what is wrong whatever the models are."""
     environment_makers(recipe)
+    heldout_makers(recipe)
+    check_opponents(recipe)
     objective.check(recipe)
     check_packages(recipe)
     check_gpus(recipe)

@@ -18,7 +18,15 @@ from turnwise.cluster.remote_envs import RemoteEnvironments
 from turnwise.data.json_lines import numbered_lines, parse_line
 from turnwise.envs.adapters import ADAPTERS, adapted
 from turnwise.envs.base import Environment
-from turnwise.envs.capabilities import brings_agent, check_settings, is_batchable, makes_tasks, reads_calls
+from turnwise.envs.capabilities import (
+    brings_agent,
+    check_settings,
+    heldout_settings_of,
+    is_batchable,
+    makes_tasks,
+    models_of,
+    reads_calls,
+)
 from turnwise.envs.isolation.isolated import Isolated
 from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.envs.isolation.variables import check_variables
@@ -96,6 +104,31 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
     return makers
 
 
+def heldout_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
+    """By dataset: makes a fresh environment for a held-out attempt, which may have settings of its own."""
+    makers: dict[str, Callable[[], Environment]] = {}
+    for entry in recipe.env:
+        found = kind_of(entry)
+        settings = heldout_settings_of(found, check_arguments(entry.name, "env.settings", found, entry.settings))
+        check_settings(found, settings)
+        makers[entry.label] = partial(found, **settings)
+    return makers
+
+
+def seats_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
+    """By dataset: the models of a game of several seats; datasets of one seat are not in it."""
+    models = {
+        entry.label: models_of(
+            found := kind_of(entry), check_arguments(entry.name, "env.settings", found, entry.settings)
+        )
+        for entry in recipe.env
+    }
+    seats = {label: of_seats for label, of_seats in models.items() if len(of_seats) > 1}
+    if driven := [entry.label for entry in recipe.env if entry.agent and entry.label in seats]:
+        raise ValueError(f"env.agent drives one seat, and {driven[0]} has several that models play; remove one")
+    return seats
+
+
 def has_process(found: Any) -> bool:
     """Whether a class of environments runs in processes that are told their variables."""
     return issubclass(found, Isolated) or brings_agent(found)
@@ -136,11 +169,13 @@ def endpoint_of(recipe: Recipe) -> Endpoint:
 def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
     """The environments of a recipe; agents that drive them find the model at the endpoint."""
     open_limits, makers, failures = open_limits_of(recipe), environment_makers(recipe), Failures()
+    heldout = heldout_makers(recipe)
     datasets = {}
     for entry in recipe.env:
         agent = agent_of(entry)
         datasets[entry.label] = DatasetEnvironments(
             make=makers[entry.label],
+            make_heldout=heldout[entry.label],
             draw=partial(draw_tasks, recipe, entry),
             host=host_of(recipe, entry, open_limits[entry.label], failures),
             open_limit=open_limits[entry.label],

@@ -15,9 +15,9 @@ from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.environments import Environments
-from turnwise.rollout.group import all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message

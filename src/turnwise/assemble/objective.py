@@ -29,7 +29,7 @@ from turnwise.learn.teacher import DIRECTIONS
 from turnwise.recipe.arguments import choose
 from turnwise.recipe.schema import Recipe
 from turnwise.recipe.section import Choice
-from turnwise.types import Group
+from turnwise.types import Group, by_seat
 
 GAP_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 GIVEN_TO_ESTIMATORS = ("groups", "scores", "kl")
@@ -183,8 +183,9 @@ def keep_of(recipe: Recipe) -> Callable[[Group], bool]:
         )
     is_worth_it = partial(chosen.function, **arguments)
     pay = TRUNCATIONS[recipe.rollout.failures.on_truncation].pay
-    return lambda group: (
-        len(group.trajectories) >= recipe.rollout.failures.min_attempts and is_worth_it(pay([group])[0])
+    return lambda group: any(
+        len(part.trajectories) >= recipe.rollout.failures.min_attempts and is_worth_it(pay([part])[0])
+        for part in by_seat([group])
     )
 
 
@@ -201,10 +202,10 @@ def estimate_of(recipe: Recipe) -> Callable[..., Credit]:
     estimate = partial(estimator.function, **arguments)
     pay, kl = TRUNCATIONS[recipe.rollout.failures.on_truncation].pay, recipe.kl.coefficient
     if not charges_kl(recipe):
-        return lambda groups, scores: estimate(pay(groups), scores)
+        return lambda groups, scores: estimate(pay(by_seat(groups)), scores)
     if estimator.by_token:
-        return lambda groups, scores: estimate(pay(groups), scores, kl=kl)
-    return lambda groups, scores: estimate(penalise(pay(groups), scores, kl), scores)
+        return lambda groups, scores: estimate(pay(by_seat(groups)), scores, kl=kl)
+    return lambda groups, scores: estimate(penalise(pay(by_seat(groups)), scores, kl), scores)
 
 
 def targets_of(recipe: Recipe) -> Callable[..., Credit] | None:
@@ -225,7 +226,8 @@ def weighting_of(recipe: Recipe) -> WeighTokens:
     """The token weights of a mini-batch's groups."""
     arguments = arguments_of("weighting", recipe.weighting, WEIGHTINGS, ("groups",))
     weigh = partial(WEIGHTINGS[recipe.weighting.name].function, **arguments)
-    return TRUNCATIONS[recipe.rollout.failures.on_truncation].weigh(weigh)
+    weigh_groups = TRUNCATIONS[recipe.rollout.failures.on_truncation].weigh(weigh)
+    return lambda groups: weigh_groups(by_seat(groups))
 
 
 def correct_of(recipe: Recipe) -> Correct:

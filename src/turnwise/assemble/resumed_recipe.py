@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.assemble.checks import check, with_models
+from turnwise.assemble.opponents import opponents_of
 from turnwise.data.hub import HubName
 from turnwise.data.named_models import with_model
 from turnwise.recipe.schema import Recipe
@@ -39,4 +40,5 @@ def resumed_recipe(
 
 def keeps_start(recipe: Recipe) -> bool:
     """Whether the folder of a run has the model that training started from."""
-    return bool(recipe.lora.rank or (recipe.kl.coefficient and recipe.kl.reference == "start"))
+    kl_to_start = recipe.kl.coefficient and recipe.kl.reference == "start"
+    return bool(recipe.lora.rank or kl_to_start or "frozen" in opponents_of(recipe))

@@ -18,6 +18,7 @@ from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engi
 from turnwise.assemble.environments import endpoint_of, environments_of, task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
 from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.opponents import seated_engines
 from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
 from turnwise.assemble.warm_start import starting_model
 from turnwise.atomic import atomic_folder
@@ -264,7 +265,8 @@ async def run_parts(
         plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         start_metrics = await metrics_at_start(weight_check, step)
-        attempts = training_attempts(recipe, environments, engine, renderer)
+        seats = await stack.enter_async_context(seated_engines(recipe, engine, plain, renderer, beginning))
+        attempts = training_attempts(recipe, environments, engine, renderer, seats)
         sample: MakeGroup = lambda draw: attempts.group(draw.task, draw.epoch)
         stages = stages_of(recipe, sample, plan, run, weight_check.arrived)
         order = task_order(recipe, environments.tasks("train"))

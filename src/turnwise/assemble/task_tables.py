@@ -62,8 +62,10 @@ def task_in(row: Row, label: str, wanted: Mapping[str, TypeAdapter[Any]]) -> Tas
 
 
 def check_field(place: str, data: Mapping[str, Any], name: str, adapter: TypeAdapter[Any]) -> None:
-    if name not in data:
-        raise ValueError(f"{place}: {name}: is missing{suggest(name, data)}")
+    found = [each for each in name.split("|") if each in data]
+    if not found:
+        raise ValueError(f"{place}: {name.replace('|', ' or ')}: is missing{suggest(name.partition('|')[0], data)}")
+    name = found[0]
     try:
         adapter.validate_python(data[name], strict=True)
     except ValidationError as error:

@@ -63,4 +63,6 @@ async def played(recipe: Recipe, dataset: DatasetEnvironments, task: Task) -> Tr
     patient = replace(bounds, call_seconds=86400.0, attempt_seconds=86400.0)
     sampling = Sampling(bounds.max_action_tokens)
     scene = Scene(engine, renderer, sampling, patient)
-    return await run_attempt(Attempt(recipe.seed, "play", task), dataset.make, scene, dataset.play or agent_loop)
+    return await run_attempt(
+        Attempt(recipe.seed, "play", task), dataset.make_heldout, scene, dataset.play or agent_loop
+    )

@@ -40,6 +40,10 @@ class Reply:
     """The tools that the model may call from now on; None: as before. At first there are none."""
     raised: tuple[Raised, ...] = ()
     """Errors that the environment survived, for the log: those inside a tool, of which the model hears a line."""
+    seats: tuple[Reply, ...] = ()
+    """In a game whose seats are all played by models: what each seat hears now. Empty everywhere else."""
+    moves_next: int = 0
+    """The seat that acts next, if there are seats."""
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -56,6 +60,7 @@ class Reply:
             if self.tools is not None:
                 fix(self, "tools", plain_tools(self.tools))
             fix(self, "raised", plain_raised(self.raised))
+            fix(self, "seats", plain_seats(self.seats, self.moves_next))
         except ValueError:
             raise
         except Exception as error:  # reading a value runs its own code, and that may raise anything
@@ -138,6 +143,17 @@ def plain_raised(given: Any) -> tuple[Raised, ...]:
             raise ValueError(f"Reply.raised holds Raised values, got {type(error).__name__}")
         errors.append(unpacked([getattr(error, name) for name in Raised.__slots__]))
     return tuple(errors)
+
+
+def plain_seats(given: Any, moves_next: Any) -> tuple[Reply, ...]:
+    if type(moves_next) is not int or not 0 <= moves_next < max(1, len(given)):
+        raise ValueError("Reply.moves_next is the number of a seat")
+    seats: list[Reply] = []
+    for reply in given:
+        if not issubclass(type(reply), Reply) or reply.seats:
+            raise ValueError("Reply.seats holds one Reply for each seat, which has no seats itself")
+        seats.append(Reply(**{name: getattr(reply, name) for name in Reply.__slots__}))
+    return tuple(seats)
 
 
 class Environment(Protocol):

@@ -10,7 +10,7 @@ only place that asks for one.
 |                                        |                | Required; skipped where a recipe has `env.data`           |
 | `demonstrate(self, noise, random)`     | Demonstrates   | what an expert would say now; makes warm starts possible  |
 | `task_fields = {"question": str, ...}` | TypesTasks     | fields that the data of a task must have: tasks that a    |
-|                                        |                | user gives are checked against them                       |
+|                                        |                | user gives are checked against them; "a|b" is either      |
 | `check_settings(**settings)`           | ChecksSettings | classmethod; refuses settings before a run starts         |
 | `reads_calls = True`                   | ReadsCalls     | needs a recipe that says how tool calls are written       |
 | `agent_for(**settings)`                | BringsAgent    | classmethod; the environment brings the agent that        |
@@ -23,6 +23,11 @@ only place that asks for one.
 |                                        |                | environment at a time                                     |
 | `costs_process = True`                 | CostsProcess   | every attempt is a process: the default number of open    |
 |                                        |                | environments then depends on the cores of the machine     |
+| `models(**settings)`                   | HasSeats       | classmethod; names the model of each seat of a game:      |
+|                                        |                | "policy", "frozen" or "frozen:FOLDER". With more than one |
+|                                        |                | seat, replies have `seats`                                |
+| `heldout_settings(**settings)`         | DiffersHeldOut | classmethod; the settings of held-out attempts and of     |
+|                                        |                | demonstrations, which have one seat                       |
 """
 
 from __future__ import annotations
@@ -90,6 +95,16 @@ class CostsProcess(Protocol):
     costs_process: ClassVar[bool]
 
 
+@runtime_checkable
+class HasSeats(Protocol):
+    def models(self, **settings: Any) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class DiffersHeldOut(Protocol):
+    def heldout_settings(self, **settings: Any) -> dict[str, Any]: ...
+
+
 def makes_tasks(kind: Any) -> bool:
     return isinstance(kind, MakesTasks) and callable(kind.tasks)
 
@@ -141,3 +156,13 @@ def is_idempotent(kind: Any) -> bool:
 
 def costs_process(kind: Any) -> bool:
     return isinstance(kind, CostsProcess) and bool(kind.costs_process)
+
+
+def models_of(kind: Any, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The model that plays each seat: the policy alone, unless an environment is a game of several seats."""
+    return tuple(kind.models(**settings)) if isinstance(kind, HasSeats) else ("policy",)
+
+
+def heldout_settings_of(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of held-out attempts."""
+    return kind.heldout_settings(**settings) if isinstance(kind, DiffersHeldOut) else dict(settings)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turnwise.rollout.group import AttemptMaker, all_of
+from turnwise.rollout.concurrently import all_of
+from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.describe import describe
 from turnwise.runs.interval import clustered
 from turnwise.types import Group, Task, Trajectory

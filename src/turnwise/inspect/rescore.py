@@ -22,8 +22,8 @@ from turnwise.learn.tiny import build_tokenizer
 from turnwise.messages import Message
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.attempt import run_attempt
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.environments import Environments
-from turnwise.rollout.group import all_of
 from turnwise.rollout.open_limit import EnvironmentMaker
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.replayed import Opening, ReplayedAttempt

@@ -24,7 +24,10 @@ class EnvironmentFailure(RuntimeError):
 async def ask(deadline: Deadline, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Reply:
     """The checked answer of an environment's method, within the deadline of one call."""
     deadline.start_call()
-    return checked(await call(method, *arguments), method)
+    reply = checked(await call(method, *arguments), method)
+    if reply.seats:
+        raise failure_of(method, "the environment answers for several seats, which its class does not say by `models`")
+    return reply
 
 
 @border

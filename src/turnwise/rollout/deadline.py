@@ -63,6 +63,16 @@ class Deadline:
         """No deadline until `start`: the attempt waits until it may begin."""
         self.move_to(None)
 
+    def suspend(self) -> None:
+        """No deadline until `resume`: the attempt waits for another one, which has a deadline itself."""
+        self.suspended_at = self.now()
+        self.move_to(None)
+
+    def resume(self) -> None:
+        """The wait is over, and does not count as time of the attempt."""
+        self.end += self.now() - self.suspended_at
+        self.start_call()
+
     def start_call(self) -> None:
         """From now on the deadline is that of one call."""
         self.move_to(min(self.end, self.now() + self.call_seconds))

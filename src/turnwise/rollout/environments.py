@@ -20,6 +20,8 @@ class DatasetEnvironments:
 
     make: Callable[[], Environment]
     """Makes a fresh one with the recipe's settings."""
+    make_heldout: Callable[[], Environment]
+    """Makes a fresh one for held-out attempts and demonstrations, which have one seat."""
     draw: Callable[[str, int | None], list[Task]]
     """(split, count) -> that many of its tasks, or all."""
     host: EnvironmentHost
@@ -57,7 +59,7 @@ class Environments:
     def validation(self) -> dict[str, EnvironmentMaker]:
         """Fresh environments for held-out attempts, by dataset. Validation that overlaps training takes half of the
         permits, so that its many attempts never keep training waiting."""
-        makers = {label: each.host.wrap(each.make, each.validation) for label, each in self.datasets.items()}
+        makers = {label: each.host.wrap(each.make_heldout, each.validation) for label, each in self.datasets.items()}
         if not self.validation_overlaps:
             return makers
         halves = {id(maker.open_limit): maker.open_limit.half() for maker in makers.values()}
@@ -66,7 +68,8 @@ class Environments:
     def demonstrating(self) -> dict[str, EnvironmentMaker]:
         """Fresh environments whose calls are made one by one, by dataset."""
         return {
-            label: EnvironmentMaker(each.make, each.open_limit, self.failures) for label, each in self.datasets.items()
+            label: EnvironmentMaker(each.make_heldout, each.open_limit, self.failures)
+            for label, each in self.datasets.items()
         }
 
     @property

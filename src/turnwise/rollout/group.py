@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from itertools import chain
 
 from turnwise.engines.base import Engine, Sampling
 from turnwise.envs.base import Environment
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt, Play, Scene
+from turnwise.rollout.table import run_game
 from turnwise.types import Group, Status, Task, Trajectory
-
-Result = TypeVar("Result")
-
-
-async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results of coroutines that run concurrently. All of them have ended when this returns or raises, also when it
-    is cancelled: an attempt may have an environment to close."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            if not task.cancelling():  # a second cancellation would interrupt the closing of its environment
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +35,9 @@ class AttemptMaker:
     retries: int = 0
     plays: Mapping[str, Play] = field(default_factory=dict)
     """By dataset: what makes the turns, if that is not the agent loop."""
+    seats: Mapping[str, Sequence[Engine]] = field(default_factory=dict)
+    """By dataset: which engine plays each seat, if attempts are games of several seats. Attempts of `engine` are those
+    of the policy; the others are not in the group."""
 
     def __post_init__(self) -> None:
         makers = {label: with_open_limit(make) for label, make in self.environments.items()}
@@ -59,13 +48,17 @@ class AttemptMaker:
         return Scene(self.engine, self.renderer, self.sampling, self.limits)
 
     async def group(self, task: Task, epoch: int) -> Group:
-        """All attempts at a task."""
-        trajectories = await all_of(self.one(task, epoch, number) for number in range(self.attempts))
+        """All attempts at a task. If it is a game of several seats, so many games."""
+        make = self.game if task.dataset in self.seats else self.single
+        trajectories = list(chain(*await all_of(make(task, epoch, number) for number in range(self.attempts))))
         return Group(
             task,
             tuple(trajectory for trajectory in trajectories if trajectory.status.counts),
             tuple(trajectory for trajectory in trajectories if not trajectory.status.counts),
         )
+
+    async def single(self, task: Task, epoch: int, number: int) -> list[Trajectory]:
+        return [await self.one(task, epoch, number)]
 
     async def one(self, task: Task, epoch: int, number: int) -> Trajectory:
         """One attempt. One that failed or timed out is retried with a new environment and new noise."""
@@ -73,6 +66,25 @@ class AttemptMaker:
         for retry in range(self.retries + 1):
             make, make_turns = self.environments[task.dataset], self.plays.get(task.dataset, play)
             trajectory = await run_attempt(replace(which, retry=retry), make, self.scene, make_turns)
-            if trajectory.status not in (Status.failed, Status.timed_out):
+            if not is_broken(trajectory):
                 break
         return trajectory
+
+    async def game(self, task: Task, epoch: int, number: int) -> list[Trajectory]:
+        """One game: the attempts of the seats that the policy plays. A game in which a seat failed or timed out is
+        played again, with all of its seats."""
+        which, engines = Attempt(self.seed, self.split, task, epoch, number), self.seats[task.dataset]
+        maker, scenes = (
+            with_open_limit(self.environments[task.dataset]),
+            [replace(self.scene, engine=e) for e in engines],
+        )
+        for retry in range(self.retries + 1):
+            attempts = await run_game(replace(which, retry=retry), maker, scenes)
+            if not any(map(is_broken, attempts)):
+                break
+        return [one for one in attempts if engines[one.seat] is self.engine]
+
+
+def is_broken(trajectory: Trajectory) -> bool:
+    """Whether an attempt failed or timed out, which may be otherwise the next time."""
+    return trajectory.status in (Status.failed, Status.timed_out)

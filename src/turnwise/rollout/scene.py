@@ -29,19 +29,23 @@ class Attempt:
     epoch: int = 0
     """How many times the task was drawn before."""
     number: int = 0
-    """Index in the group."""
+    """Index in the group; in a game of several seats the number of the game."""
     retry: int = 0
+    seat: int = 0
+    """Which side of the game."""
 
     def noise(self, turn: int) -> int:
         """The seed for sampling a turn."""
+        seat = (self.seat,) if self.seat else ()
         return seed_of(
-            self.seed, self.split, self.task.dataset, self.task.id, self.epoch, self.number, self.retry, turn
+            self.seed, self.split, self.task.dataset, self.task.id, self.epoch, self.number, self.retry, turn, *seat
         )
 
     @property
     def session(self) -> str:
         """A name for logs and engines, unique in a run."""
-        return f"{self.split}/{self.task.dataset}/{self.task.id}/{self.epoch}/{self.number}/{self.retry}"
+        seat = f"/seat {self.seat}" if self.seat else ""
+        return f"{self.split}/{self.task.dataset}/{self.task.id}/{self.epoch}/{self.number}/{self.retry}{seat}"
 
 
 @dataclass(frozen=True, slots=True)

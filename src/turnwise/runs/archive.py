@@ -247,6 +247,7 @@ def to_table(step: int, records: Sequence[Record]) -> Any:
         "outcome": pa.array(np.array([trajectory.outcome for trajectory in attempts], np.float64), mask=absent),
         "marks": map_column([trajectory.marks for trajectory in attempts]),
         "failure": text_column([trajectory.failure for trajectory in attempts]),
+        "seat": number_column((trajectory.seat for trajectory in attempts), np.int32),
         **_turn_columns(attempts),
     }
     trained = [t.num_action_tokens if records[n].kept and t.status.counts else 0 for n, _, t in rows]
@@ -333,17 +334,19 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
         )
     )
     attempts: list[Trajectory | None] = []
-    for tokens, (start, end), status, outcome, marks, failure in zip(
+    num_rows = len(column["status"])
+    for tokens, (start, end), status, outcome, marks, failure, seat in zip(
         pieces_of(column["tokens"], column["tokens"].value_lengths().to_pylist()),
         bounds_of(column["turns"]),
         column["status"].to_pylist(),
         column["outcome"].to_pylist(),
         maps_of(column["marks"]),
-        _texts_if_any(column, "failure", len(column["status"])),
+        _texts_if_any(column, "failure", num_rows),
+        column["seat"].to_pylist() if "seat" in column else [0] * num_rows,
         strict=True,
     ):
         parts = tokens, spans[start:end], rest[start:end]
-        attempts.append(rebuild_trajectory(*parts, Status(status), outcome, marks, failure) if status else None)
+        attempts.append(rebuild_trajectory(*parts, Status(status), outcome, marks, failure, seat) if status else None)
     return attempts
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from turnwise.tokens import lost_tokens
-from turnwise.types import Break, Group, Status, StopReason, Trajectory, Turn, turns_of
+from turnwise.types import Break, Group, Status, StopReason, Trajectory, Turn, by_seat, turns_of
 
 TOOL_ERRORS = re.compile(r"tools/[^/]+/errors")
 """Marks that environments made of tools leave behind an error inside one."""
@@ -41,7 +41,7 @@ def describe(kept: Sequence[Group], dropped: Sequence[Group], *, version: int, s
     metrics |= _failures(groups)
     metrics["groups/kept"] = float(len(kept))
     metrics["groups/dropped"] = float(len(dropped))
-    metrics["groups/zero_variance"] = float(sum(len({t.total for t in group.trajectories}) <= 1 for group in kept))
+    metrics["groups/zero_variance"] = float(sum(map(_is_equal, kept)))
     metrics["groups/identical"] = float(sum(map(_is_identical, groups)))
     metrics |= _lag(kept, version)
     metrics |= _tools(groups)
@@ -99,10 +99,15 @@ def _missed_end(turn: Turn) -> bool:
     return turn.stop is StopReason.length and CONTROL_TOKEN.search(turn.said.content) is not None
 
 
+def _is_equal(group: Group) -> bool:
+    """Whether all attempts of a group that are compared with each other have the same total."""
+    return all(len({trajectory.total for trajectory in part.trajectories}) <= 1 for part in by_seat([group]))
+
+
 def _is_identical(group: Group) -> bool:
-    """Whether all attempts of a group, two at least, sampled the same tokens."""
-    sampled = [[turn.action.tobytes() for turn in trajectory.turns] for trajectory in group.trajectories]
-    return len(sampled) > 1 and all(actions == sampled[0] for actions in sampled)
+    """Whether all attempts of a group that are compared with each other, two at least, sampled the same tokens."""
+    seats = [[[turn.action.tobytes() for turn in one.turns] for one in part.trajectories] for part in by_seat([group])]
+    return all(len(sampled) > 1 and all(actions == sampled[0] for actions in sampled) for sampled in seats)
 
 
 def _prefixes(attempts: Sequence[Trajectory]) -> dict[str, float]:

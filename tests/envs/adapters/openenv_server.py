@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Literal
 
 import uvicorn
 from openenv.core.env_server.http_server import create_fastapi_app
@@ -18,6 +19,12 @@ class Say(Action):
 class Place(Action):
     row: int
     column: int
+
+
+class Shout(Action):
+    text: str
+    times: int = 1
+    tone: Literal["soft", "loud"] = "soft"
 
 
 class Seen(Observation):
@@ -60,8 +67,16 @@ class Board(Secret):
         return Seen(shown=f"{action.row} {action.column}", reward=0.5, done=True)
 
 
+class Echo(Secret):
+    """An action with optional fields."""
+
+    def step(self, action, timeout_s=None, **rest):
+        self.steps += 1
+        return Seen(shown=f"{action.tone} {action.text}" * action.times, reward=0.0, done=self.steps >= 4)
+
+
 if __name__ == "__main__":
     port, sessions, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    environment, action = (Secret, Say) if kind == "secret" else (Board, Place)
+    environment, action = {"secret": (Secret, Say), "board": (Board, Place), "echo": (Echo, Shout)}[kind]
     app = create_fastapi_app(environment, action, Seen, max_concurrent_envs=sessions)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")

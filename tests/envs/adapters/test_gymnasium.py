@@ -3,7 +3,8 @@ import pytest
 from support.acting import run
 from support.adapting import check_independence, played, tasks_for, texts, total
 from turnwise.assemble.environments import environment_class
-from turnwise.envs.adapters.gymnasium import last_word
+from turnwise.envs.adapters.gymnasium import LEGEND, last_word, legend_of
+from turnwise.envs.adapters.gymnasium_labels import in_words
 
 EMPTY = "gymnasium:MiniGrid-Empty-Random-6x6-v0"
 CROSSING = "gymnasium:MiniGrid-SimpleCrossingS9N1-v0"
@@ -27,7 +28,8 @@ def test_the_picture_shows_the_visible_cells():
     assert lines[7][3] == "^"
     assert "G" in opening + after
     assert all(len(line) == 7 and set(line) <= set("#.G^?") for line in lines[1:8])
-    assert lines[8] == "Say one of: left, right, forward, pickup, drop, toggle, done."
+    assert lines[8].startswith("Legend: ^ you, looking up, # wall, . free")
+    assert lines[9] == "Say one of: left, right, forward, pickup, drop, toggle, done."
     assert "Say one of" not in after
 
 
@@ -65,8 +67,42 @@ def test_numbers_are_numbers():
     (task,) = tasks_for("gymnasium:CartPole-v1")
     replies = run(played("gymnasium:CartPole-v1", task, ["1", "0", "say 1"]))
     assert [reply.reward for reply in replies[1:]] == [1, 1, 1]
-    assert len(texts(replies)[1].strip("[]").split(", ")) == 4
-    assert all(len(number) < 9 for number in texts(replies)[1].strip("[]").split(", "))
+    named = dict(line.split(": ") for line in texts(replies)[1].splitlines())
+    assert list(named) == ["cart position", "cart velocity", "pole angle", "pole angular velocity"]
+    assert all(len(number) < 9 for number in named.values())
+    assert texts(replies)[0].endswith("Say one of: left, right.")
+
+
+def test_words_and_numbers_are_the_same_actions():
+    (task,) = tasks_for("gymnasium:CartPole-v1")
+    said = (["right", "left", "right"], ["1", "0", "1"], ["go right", " 0\n", "Right"])
+    assert len({tuple(texts(run(played("gymnasium:CartPole-v1", task, script)))) for script in said}) == 1
+
+
+def test_the_parts_of_an_observation_have_names():
+    (task,) = tasks_for("gymnasium:Blackjack-v1")
+    (opening,) = texts(run(played("gymnasium:Blackjack-v1", task, [])))
+    assert [line.partition(":")[0] for line in opening.splitlines()] == [
+        "your sum",
+        "dealer's card",
+        "usable ace",
+        "Say one of",
+    ]
+    assert opening.endswith("Say one of: stick, hit.")
+    renamed = texts(run(played("gymnasium:Blackjack-v1", task, [], observations=("a", "b", "c"))))
+    assert renamed[0].startswith("a: ")
+
+
+def test_nested_observations_are_labelled():
+    assert in_words({"left": (1, 2.00004), "right": [3]}) == "left: part 0: 1\npart 1: 2.0\nright: [3]"
+    assert in_words((1, 2), ("one", "two")) == "one: 1\ntwo: 2"
+
+
+def test_a_ball_and_a_box_look_different():
+    assert len(set(LEGEND.values())) == len(LEGEND) == 10
+    assert legend_of("Mission: x\n#X.\n.^B\nIn view: grey box 1 ahead") == (
+        "Legend: ^ you, looking up, # wall, . free, B ball, X box."
+    )
 
 
 def test_words_that_are_no_action_change_nothing():
@@ -113,6 +149,7 @@ def test_attempts_of_a_group_are_independent(name, settings, scripts):
         ("MiniGrid-Emty-5x5-v0", {}, "did you mean MiniGrid-Empty-5x5-v0?"),
         ("Pendulum-v1", {}, "cannot be named; choose discrete actions"),
         ("FrozenLake-v1", {"actions": ["a", "b"]}, "actions names 2 actions, but FrozenLake-v1 has 4"),
+        ("CartPole-v1", {"observations": ["a"]}, "names 1 parts, but observations of CartPole-v1 have 4"),
         ("nowhere:Nothing-v0", {}, "cannot make nowhere:Nothing-v0"),
     ],
 )

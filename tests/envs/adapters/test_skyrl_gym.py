@@ -128,3 +128,38 @@ def test_rows_are_needed_and_checked(tmp_path):
         tasks_of(recipe_on(tmp_path, [{"prompt": [{"role": "user", "content": "x"}]}]), "train")
     with pytest.raises(ValueError, match="prompt"):
         tasks_of(recipe_on(tmp_path, [{"prompt": "x", "reward_spec": {}}]), "train")
+
+
+def verl_rows(count=40):
+    return [
+        {
+            "data_source": "aime",
+            "prompt": [{"role": "user", "content": f"{n} + 3?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": n + 3},
+            "extra_info": {"split": "train", "index": n},
+        }
+        for n in range(count)
+    ]
+
+
+def test_aime_reads_rows_of_verl(tmp_path):
+    environment_class("skyrl_gym:aime").check_settings()
+    task = tasks_of(recipe_on(tmp_path, verl_rows(), "skyrl_gym:aime"), "train")["aime"][0]
+    right = task.data["reward_model"]["ground_truth"]
+    paid = [total(run(played("skyrl_gym:aime", task, [f"So it is.\n\nAnswer: {said}"]))) for said in (right, right + 1)]
+    assert paid == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "aime"])
+@pytest.mark.parametrize("form", ["reward_spec", "reward_model"])
+def test_each_environment_reads_both_forms(tmp_path, name, form):
+    row = {"prompt": [{"role": "user", "content": "2 + 3?"}], form: {"ground_truth": "5"}}
+    said = "#### 5" if name == "gsm8k" else "Answer: 5"
+    assert total(run(played(f"skyrl_gym:{name}", Task("t", name, row), [said]))) == 1.0
+
+
+def test_a_row_without_an_answer_is_named(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "2 + 3?"}], "reward": 1}]
+    with pytest.raises(ValueError, match="row 1: reward_spec or reward_model: is missing"):
+        tasks_of(recipe_on(tmp_path, rows), "train")

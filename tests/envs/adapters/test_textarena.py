@@ -1,12 +1,14 @@
 import random
+import re
 
 import pytest
 
 from support.acting import run
 from support.adapting import check_independence, played, shown, tasks_for, texts, total
 from turnwise.assemble.environments import environment_class
-from turnwise.envs.adapters import adapted
 from turnwise.envs.adapters.textarena import TextArena
+from turnwise.envs.adapters.textarena_moves import candidates, named_moves
+from turnwise.envs.capabilities import heldout_settings_of, models_of
 from turnwise.messages import Message
 from turnwise.types import Task
 
@@ -112,7 +114,12 @@ def test_the_run_keeps_its_own_random_numbers():
         ("SecretMafia-v0", {}, "SecretMafia-v0 is not for one player or two"),
         ("GuessTheNumber-v0", {"player": 1}, "env.settings.player = 1: GuessTheNumber-v0 has 1 players; choose 0 to 0"),
         ("TicTacToe-v0", {"player": 2}, "env.settings.player = 2: TicTacToe-v0 has 2 players; choose 0 to 1"),
-        ("ColonelBlotto-v0", {}, "ColonelBlotto-v0 names no moves in square brackets for a second player"),
+        ("ColonelBlotto-v0", {}, "ColonelBlotto-v0 names no legal moves in square brackets"),
+        ("TicTacToe-v0", {"opponent": "randm"}, 'opponent = "randm": write "random", "self", "frozen"'),
+        ("TicTacToe-v0", {"opponent": "nowhere:play"}, 'opponent = "nowhere:play": No module named'),
+        ("GuessTheNumber-v0", {"opponent": "self"}, "opponent would be ignored: GuessTheNumber-v0 is for one player"),
+        ("IteratedPrisonersDilemma-v0", {"view": "board"}, "shows no board"),
+        ("Nim-v0", {"opening": -1}, "opening = -1: write 0 or more"),
         ("GuessTheNumber-v0", {"options": {"nonsense": 1}}, "GuessTheNumber-v0 cannot be opened: TypeError"),
     ],
 )
@@ -122,9 +129,12 @@ def test_names_and_settings_that_cannot_work_are_refused_at_the_start(name, sett
     assert "\n" not in str(error.value)
 
 
-def test_only_games_with_an_expert_demonstrate():
-    assert hasattr(adapted("textarena", "GuessTheNumber-v0-hardcore"), "demonstrate")
-    assert not hasattr(adapted("textarena", "TicTacToe-v0"), "demonstrate")
+def test_a_demonstration_is_a_legal_move():
+    for name in ("textarena:Nim-v0", "textarena:TicTacToe-v0"):
+        for task in tasks_for(name, count=3):
+            replies = run(played(name, task, "expert", player="alternate"))
+            assert replies[-1].finished
+            assert replies[-1].marks["invalid_move"] == 0
 
 
 def test_a_noisy_expert_guesses_elsewhere():
@@ -137,3 +147,81 @@ def test_a_noisy_expert_guesses_elsewhere():
         random.setstate(state)
     assert game.demonstrate(0.0, random.Random(0)) == "[10]"
     assert len({game.demonstrate(1.0, random.Random(n)) for n in range(40)}) > 10
+
+
+NIM = "textarena:Nim-v0"
+
+
+def smallest(text, player, random):
+    """Takes one from the first pile that has any."""
+    piles = re.findall(r"pile (\d): (\d+)", text)[-3:]
+    return next(f"[{pile} 1]" for pile, size in piles if size != "0")
+
+
+def test_an_opponent_may_be_a_function():
+    (task,) = tasks_for(NIM)
+    replies = run(played(NIM, task, ["[0 1]", "[1 1]"], opponent=f"{__name__}:smallest"))
+    assert "Player 1: [0 1]" in texts(replies)[1]
+
+
+def test_random_opponents_make_legal_moves_that_the_text_does_not_name():
+    moves = set()
+    for task in tasks_for(NIM, count=6):
+        replies = run(played(NIM, task, "expert"))
+        moves |= set(re.findall(r"Player 1: (\[\d \d\])", "".join(texts(replies))))
+        assert replies[-1].finished
+    assert len(moves - {"[0 3]"}) > 2  # the example of the rules
+
+
+def test_openings_make_tasks_differ_and_are_the_tasks():
+    openings = [texts(run(played(NIM, task, [], opening=2, view="board")))[0] for task in tasks_for(NIM, count=5)]
+    assert len(set(openings)) > 2
+    again = [texts(run(played(NIM, task, [], opening=2, view="board")))[0] for task in tasks_for(NIM, count=5)]
+    assert openings == again
+    assert all(text.startswith("Player 0\nCurrent Pile:\n  pile 0: ") for text in openings)
+
+
+def test_the_board_alone_is_what_the_model_sees():
+    (task,) = tasks_for(NIM)
+    opening, after = run(played(NIM, task, ["[2 5]"], view="board"))
+    assert opening.history == opening.messages
+    assert after.history == after.messages
+    assert texts([after])[0].count("pile 0") == 1
+
+
+def test_a_game_of_two_models_says_what_each_seat_hears():
+    (task,) = tasks_for(NIM)
+    script = ["[0 3]", "[1 4]", "[2 5]"]
+    replies = run(played(NIM, task, script, opponent="self", pays="win"))
+    assert [reply.moves_next for reply in replies[:-1]] == [0, 1, 0]
+    assert [[len(seat.messages) for seat in reply.seats] for reply in replies[:-1]] == [[1, 0], [0, 1], [1, 0]]
+    assert "Player 0: [0 3]" in replies[1].seats[1].messages[0].content
+    assert "Player 1: [1 4]" in replies[2].seats[0].messages[0].content
+    assert replies[-1].finished
+    assert [seat.outcome for seat in replies[-1].seats] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "models"),
+    [
+        ({}, ("policy",)),
+        ({"opponent": "self"}, ("policy", "policy")),
+        ({"opponent": "frozen"}, ("policy", "frozen")),
+        ({"opponent": "frozen:here", "player": 1}, ("frozen:here", "policy")),
+    ],
+)
+def test_the_opponent_decides_which_models_play(settings, models):
+    assert models_of(environment_class(NIM), settings) == models
+    assert heldout_settings_of(environment_class(NIM), settings)["opponent"] == "random"
+
+
+def test_held_out_games_have_a_named_opponent():
+    with pytest.raises(ValueError, match='evaluation_opponent = "self": write "random"'):
+        heldout_settings_of(environment_class(NIM), {"evaluation_opponent": "self"})
+
+
+def test_moves_are_found_by_their_shape():
+    assert "[9 0]" in candidates(["[0 3]"])
+    assert "[B7]" not in candidates(["[0 3]"])
+    assert candidates(["[check]", "[bet]"]) == ["[check]", "[bet]"]
+    assert named_moves("[GAME] say [pile quantity], [Player 1]") == ["[pile quantity]"]

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.adapters.adapter import Adapter, unknown, user_message
+from turnwise.envs.adapters.gymnasium_labels import PARTS, action_names, in_words, short_name
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
@@ -22,7 +23,9 @@ GRIDS = ("MiniGrid-", "BabyAI-")
 """Prefixes of minigrid's names."""
 OPEN_ROOMS = ("MiniGrid-Empty-", "MiniGrid-FourRooms-", "MiniGrid-SimpleCrossing", "MiniGrid-LavaCrossing")
 """Grids whose only task is to walk to the goal."""
-LETTERS = {"unseen": "?", "empty": ".", "floor": ".", "wall": "#", "goal": "G", "lava": "~", "agent": "^"}
+LETTERS = {"unseen": "?", "empty": ".", "floor": ".", "wall": "#", "goal": "G", "lava": "~", "agent": "^", "box": "X"}
+LEGEND = {"^": "you, looking up", "#": "wall", ".": "free", "G": "goal", "~": "lava", "?": "unseen"}
+LEGEND |= {"D": "door", "K": "key", "B": "ball", "X": "box"}
 THINGS = ("door", "key", "ball", "box")
 STATES = ("open", "closed", "locked")
 HERE = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
@@ -42,11 +45,18 @@ class Gymnasium(Adapter):
     library = "gymnasium"
     example = "gymnasium:MiniGrid-Empty-5x5-v0"
 
-    def __init__(self, options: Mapping[str, Any] | None = None, actions: tuple[str, ...] = ()) -> None:
-        """options: arguments of `gymnasium.make`. actions: the names of the actions in order; without them, MiniGrid's
-        actions have the library's names and all others are numbers."""
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        actions: tuple[str, ...] = (),
+        observations: tuple[str, ...] = (),
+    ) -> None:
+        """options: arguments of `gymnasium.make`. actions: the names of the actions in order; without them, actions
+        have the names that the environment or gymnasium's documentation has, or numbers. observations: the names of the
+        parts of an observation in order, likewise. The number of an action is understood too."""
         self.options = dict(options or {})
         self.actions = tuple(actions)
+        self.observations = tuple(observations)
 
     @classmethod
     def warm(cls) -> None:
@@ -84,24 +94,40 @@ class Gymnasium(Adapter):
         self.game, self.first = game, int(game.action_space.start)
         self.words = self.words_of(int(game.action_space.n))
         observation, _ = game.reset(seed=task.data["seed"])
-        return Reply(user_message(f"{self.view(observation)}\nSay one of: {', '.join(self.words)}."))
+        self.parts = self.parts_of(observation)
+        view = self.view(observation)
+        legend = f"\n{legend_of(view)}" if self.name.startswith(GRIDS) else ""
+        return Reply(user_message(f"{view}{legend}\nSay one of: {', '.join(self.words)}."))
 
     def words_of(self, number: int) -> tuple[str, ...]:
         """The names of the actions."""
-        actions = getattr(self.game.unwrapped, "actions", None)
         if self.actions and len(self.actions) != number:
             raise ValueError(f"env.settings.actions names {len(self.actions)} actions, but {self.name} has {number}")
         if self.actions:
             return tuple(word.lower() for word in self.actions)
-        if self.name.startswith(GRIDS) and actions is not None:
-            return tuple(action.name for action in actions)
+        names = action_names(self.name, self.game.unwrapped)[:number]  # some grids allow the first few only
+        if len(set(names)) == number:
+            return names
         return tuple(str(self.first + index) for index in range(number))
 
+    def parts_of(self, observation: Any) -> tuple[str, ...]:
+        """The names of the parts of an observation; empty if they have none."""
+        parts = self.observations or PARTS.get(short_name(self.name), ())
+        number = len(observation) if isinstance(observation, tuple) or getattr(observation, "ndim", 0) == 1 else 0
+        if self.observations and len(parts) != number:
+            raise ValueError(
+                f"env.settings.observations names {len(parts)} parts, but observations of {self.name} have {number}"
+            )
+        return parts if len(parts) == number else ()
+
     def step(self, message: Message) -> Reply:
-        chosen = last_word(message.content, self.words)
+        numbers = [str(self.first + index) for index in range(len(self.words))]
+        said = (*self.words, *numbers)
+        chosen = last_word(message.content, said)
         if chosen is None:
             return Reply(user_message(f"Say one of: {', '.join(self.words)}."))
-        observation, reward, terminated, truncated, _ = self.game.step(self.first + self.words.index(chosen))
+        action = self.first + said.index(chosen) % len(self.words)
+        observation, reward, terminated, truncated, _ = self.game.step(action)
         messages = user_message(self.view(observation))
         if not terminated and not truncated:
             return Reply(messages, reward=float(reward))
@@ -119,7 +145,7 @@ class Gymnasium(Adapter):
             return observation
         if self.game.render_mode == "ansi":
             return COLOUR.sub("", HERE.sub(r"[\1]", str(self.game.render())))
-        return numbers(observation)
+        return in_words(observation, self.parts)
 
     def demonstrate(self, noise: float, random: Random) -> str:
         """The next move on the shortest path to the goal; with probability `noise` a random move."""
@@ -133,18 +159,6 @@ def last_word(text: str, words: Sequence[str]) -> str | None:
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     matches = re.findall(rf"(?<![\w-])(?:{pattern})(?!\w)", text.lower())
     return matches[-1] if matches else None
-
-
-def numbers(observation: Any) -> str:
-    """Arrays and nested values as short text."""
-    import numpy
-
-    if isinstance(observation, Mapping):
-        return "\n".join(f"{name}: {numbers(value)}" for name, value in observation.items())
-    if isinstance(observation, tuple):
-        return ", ".join(numbers(value) for value in observation)
-    array = numpy.asarray(observation)
-    return str(numpy.round(array.astype(float), 4).tolist() if array.dtype.kind == "f" else array.tolist())
 
 
 # ---------------------------------------------------------------- MiniGrid
@@ -175,6 +189,14 @@ def grid_view(grid_world: Any, observation: Mapping[str, Any]) -> str:
     if grid_world.carrying is not None:
         lines.append(f"You carry: {grid_world.carrying.color} {grid_world.carrying.type}")
     return "\n".join(lines)
+
+
+def legend_of(view: str) -> str:
+    """What the characters of a picture mean: those that it has, and those that may come into view."""
+    _, *picture = view.splitlines()
+    rows = [line for line in picture if not line.startswith(("In view: ", "You carry: "))]
+    shown = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if any(letter in row for row in rows)]
+    return f"Legend: {', '.join(shown)}."
 
 
 def relative_position(right: int, ahead: int) -> str:

@@ -11,10 +11,11 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from turnwise.envs.adapters.adapter import Adapter, user_message
+from turnwise.envs.adapters.adapter import Adapter, unknown, user_message
+from turnwise.envs.adapters.openenv_actions import ActionSchema, NoAction
 from turnwise.envs.base import Reply
 from turnwise.envs.split import draw_tasks
 from turnwise.messages import Message
@@ -25,7 +26,7 @@ LARGEST = 1 << 26
 """The largest accepted message, in bytes."""
 WAIT = 0.2
 """Seconds between two attempts to get a free session."""
-HIDDEN = ("done", "reward", "metadata")
+NOT_SHOWN = ("done", "reward", "metadata")
 """Fields of an observation that are not for the model."""
 
 
@@ -41,12 +42,14 @@ class OpenEnv(Adapter):
     example = "openenv:http://127.0.0.1:8000"
     isolated = False
 
-    def __init__(self, field: str = "", seeded: bool = True) -> None:
-        """field: the field of an action that gets the model's text. If it is empty, the server's schema decides; if the
-        schema has several fields, the model writes the whole action as JSON. seeded: send the task's seed with a
-        reset."""
+    def __init__(self, field: str = "", seeded: bool = True, calls: Literal["text", "tools"] = "text") -> None:
+        """field: the field of an action that gets the model's text. If it is empty, the server's schema decides: its
+        only required field, if that is a string. If there are other fields, the first message lists them, and the model
+        may write the whole action as JSON. seeded: send the task's seed with a reset. calls: "tools" offers the action
+        as a tool instead, which `rollout.tools` reads."""
         self.field = field
         self.seeded = seeded
+        self.by_tool = calls == "tools"
         self.line: Any = None
 
     @classmethod
@@ -77,10 +80,13 @@ class OpenEnv(Adapter):
             if answer["data"].get("code") != "CAPACITY_REACHED":
                 raise RuntimeError(f"{self.name} refused to reset: {answer['data'].get('message')}")
             await asyncio.sleep(WAIT)
-        self.action_field = self.field or await asyncio.to_thread(text_field, self.address())
+        self.schema = ActionSchema(await asyncio.to_thread(action_schema, self.address()), self.field)
+        if self.field and self.field not in self.schema.fields:
+            raise unknown("env.settings.field: actions have no field", self.field, self.schema.fields)
         reply = reply_of(answer["data"])
-        hint = "" if self.action_field else "\n\nWrite your action as a JSON object."
-        return Reply(user_message(reply.messages[0].content + hint if reply.messages else hint), outcome=reply.reward)
+        texts = [*(message.content for message in reply.messages), "" if self.by_tool else self.schema.hint()]
+        tools = (self.schema.tool,) if self.by_tool else None
+        return Reply(user_message("\n\n".join(text for text in texts if text)), outcome=reply.reward, tools=tools)
 
     async def connect(self) -> None:
         from websockets.asyncio.client import connect
@@ -88,14 +94,10 @@ class OpenEnv(Adapter):
         self.line = await connect(f"{self.address()}/ws", max_size=LARGEST, proxy=None)
 
     async def step(self, message: Message) -> Reply:
-        action: Any = {self.action_field: message.content}
-        if not self.action_field:
-            try:
-                action = json.loads(message.content)
-            except (ValueError, RecursionError):
-                action = None
-            if not isinstance(action, dict):
-                return Reply(user_message("Write your action as a JSON object."))
+        try:
+            action = self.schema.action(message, self.by_tool)
+        except NoAction as fault:
+            return Reply(user_message(str(fault)))
         answer = await self.ask("step", action)
         if answer["type"] != "error":
             return reply_of(answer["data"])
@@ -125,7 +127,7 @@ class OpenEnv(Adapter):
 
 def reply_of(data: Mapping[str, Any]) -> Reply:
     """The fields of an observation that the model may see, and its reward."""
-    visible = {name: value for name, value in data["observation"].items() if name not in HIDDEN}
+    visible = {name: value for name, value in data["observation"].items() if name not in NOT_SHOWN}
     if len(visible) == 1:
         (value,) = visible.values()
         text = value if isinstance(value, str) else json.dumps(value)
@@ -136,15 +138,11 @@ def reply_of(data: Mapping[str, Any]) -> Reply:
     return Reply(user_message(text), reward=float(data.get("reward") or 0.0), finished=bool(data.get("done")))
 
 
-def text_field(address: str) -> str:
-    """The required field of an action, if there is only one and it is a text; otherwise empty."""
+def action_schema(address: str) -> dict[str, Any]:
+    """The JSON schema of the server's actions."""
     from urllib.request import ProxyHandler, build_opener
 
     direct = build_opener(ProxyHandler({}))
     with direct.open(f"{address.replace('ws', 'http', 1)}/schema", timeout=10) as response:
-        schema = json.load(response)["action"]
-    properties = schema.get("properties", {})
-    required = schema.get("required") or [name for name in properties if name != "metadata"]
-    if len(required) == 1 and properties.get(required[0], {}).get("type") == "string":
-        return str(required[0])
-    return ""
+        schema: dict[str, Any] = json.load(response)["action"]
+    return schema

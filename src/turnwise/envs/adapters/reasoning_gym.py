@@ -1,7 +1,8 @@
 """reasoning-gym: questions from generators. The model answers once, and the question's generator scores the answer.
 
 Some generators give wrong answers a small score. An attempt succeeds if its score reaches rollout.success_threshold,
-which is 1.0; the mark `correct` is 1 if the score is at least 1.
+which is 1.0; the mark `correct` is 1 if the score is at least 1. An answer that cannot be read is a wrong answer: it is
+paid 0, and the mark `stopped` is 1 if scoring it took too much time or memory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from random import Random
 from typing import Any
 
 from turnwise.envs.adapters.adapter import Adapter, unknown
+from turnwise.envs.adapters.reasoning_gym_scoring import read_as_data, score_apart
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.types import Task
@@ -32,11 +34,20 @@ class ReasoningGym(Adapter):
         self.options = dict(options or {})
         self.prompt = prompt
 
+    @classmethod
+    def warm(cls) -> None:
+        super().warm()
+        read_as_data()
+
     def check(self) -> None:
+        """Score the generator's own answer too: a scorer that fails must not turn every answer into a wrong one."""
         from reasoning_gym.factory import DATASETS
 
         if self.name not in DATASETS:
             raise unknown("reasoning_gym has no generator", self.name, DATASETS)
+        self.open(Task("check", self.name, {"seed": 0}))
+        if self.entry["answer"] is not None:
+            self.questions.score_answer(self.entry["answer"], self.entry)
 
     def open(self, task: Task) -> Reply:
         import reasoning_gym
@@ -53,8 +64,9 @@ class ReasoningGym(Adapter):
         from reasoning_gym.utils import extract_answer
 
         tagged = extract_answer(message.content)
-        score = self.questions.score_answer(message.content.strip() if tagged is None else tagged, self.entry)
-        return Reply(finished=True, outcome=score, marks={"correct": float(score >= 1.0)})
+        answer = message.content.strip() if tagged is None else tagged
+        score, stopped = score_apart(lambda: self.questions.score_answer(answer, self.entry))
+        return Reply(finished=True, outcome=score, marks={"correct": float(score >= 1.0), "stopped": float(stopped)})
 
     def close(self) -> None:
         return None

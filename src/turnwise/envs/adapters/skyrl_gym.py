@@ -1,5 +1,7 @@
-"""skyrl-gym: the environments of SkyRL, on rows of a data set in SkyRL's form (`env.data`).
+"""skyrl-gym: the environments of SkyRL, on rows of a data set in SkyRL's form or in verl's (`env.data`).
 
+SkyRL has the right answer in `reward_spec`, verl in `reward_model`, and environments of the library read one or the
+other; each row gets both. `extra_info` and all other fields are passed on.
 Rewards are paid turn by turn. If an environment rewrites an action (`postprocessed_action`), later prompts have the
 rewritten action, and training uses the tokens that the model sampled. Some texts are made from sets, whose order
 depends on Python's hash seed; every process here has the same hash seed.
@@ -31,7 +33,7 @@ class SkyRLGym(Registered):
 
     library = "skyrl_gym"
     example = "skyrl_gym:gsm8k"
-    task_fields: ClassVar[dict[str, Any]] = {"prompt": list[dict[str, str]], "reward_spec": dict[str, Any]}
+    task_fields: ClassVar[dict[str, Any]] = {"prompt": list[dict[str, str]], "reward_spec|reward_model": dict[str, Any]}
 
     def __init__(self, config: Mapping[str, Any] | None = None, max_turns: int = 0) -> None:
         """config: the settings of this environment under environment.skyrl_gym in SkyRL, for instance db_path of
@@ -54,7 +56,8 @@ class SkyRLGym(Registered):
     def tasks(cls, split: str, seed: int, count: int = 0) -> Iterator[Task]:
         """The library has no tasks: they are rows of the user's file."""
         raise ValueError(
-            f'skyrl_gym:{cls.name} comes without tasks; set env.data = "rows.jsonl", with prompt and reward_spec'
+            f'skyrl_gym:{cls.name} comes without tasks; set env.data = "rows.jsonl", with prompt and reward_spec or '
+            "reward_model"
         )
 
     def check(self) -> None:
@@ -68,7 +71,9 @@ class SkyRLGym(Registered):
         prompt = row.pop("prompt")
         if self.max_turns:
             row["max_turns"] = self.max_turns
-        row.setdefault("extra_info", {})
+        row["extra_info"] = row.get("extra_info") or {}
+        answer = answer_of(row)
+        row |= {"reward_spec": answer, "reward_model": answer}
         self.game = skyrl_gym.make(self.name, env_config=self.config_value(), extras=row)
         messages, _ = self.game.init(prompt)
         self.conversation = list(messages_of(messages))
@@ -105,6 +110,15 @@ class SkyRLGym(Registered):
     def demonstrate(self, noise: float, random: Random) -> str:
         """The answer; with probability `noise` a random number."""
         return f"#### {random.randint(0, 99) if random.random() < noise else self.game.ground_truth}"
+
+
+def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The right answer, wherever the row has it; numbers as text, which is what environments compare."""
+    answer = dict(row.get("reward_spec") or row.get("reward_model") or {})
+    if "ground_truth" not in answer:
+        raise ValueError("a row needs ground_truth in reward_spec or reward_model")
+    truth = answer["ground_truth"]
+    return answer | {"ground_truth": str(truth) if isinstance(truth, (int, float)) else truth}
 
 
 def messages_of(messages: Any) -> tuple[Message, ...]:

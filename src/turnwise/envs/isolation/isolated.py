@@ -229,6 +229,9 @@ def isolate(kind: Any, target: str) -> type[Isolated]:
         "kind": kind,
         "target": target,
     }
+    for name in ("models", "heldout_settings"):
+        if hasattr(kind, name):
+            members[name] = staticmethod(getattr(kind, name))
     if kind.demonstrates():
         members["demonstrate"] = Isolated.ask_expert
     return type(kind.__name__, (Isolated,), members)

@@ -73,6 +73,8 @@ def packed_reply(reply: Reply | None) -> dict[str, Any] | None:
         if reply.tools is None
         else [[tool.name, tool.description, dict(tool.parameters)] for tool in reply.tools],
         "raised": [raised.packed() for raised in reply.raised],
+        "seats": [packed_reply(seat) for seat in reply.seats],
+        "moves_next": reply.moves_next,
     }
 
 
@@ -90,4 +92,6 @@ def reply_of(fields: Mapping[str, Any] | None) -> Reply | None:
         stop=tuple(fields["stop"]),
         tools=None if tools is None else tuple(ToolSpec(*tool) for tool in tools),
         raised=tuple(map(unpacked, fields["raised"])),
+        seats=tuple(reply for seat in fields["seats"] if (reply := reply_of(seat)) is not None),
+        moves_next=fields["moves_next"],
     )
