@@ -58,6 +58,12 @@ class Allowed:
         return in_sets(bits_of(self.sets), self.places, tokens)
 
 
+    def dense(self, vocabulary: int) -> NDArray[np.bool_]:
+        """[A, V] whether each of the first V tokens was allowed."""
+        bits = np.unpackbits(bits_of(self.sets), axis=1, count=vocabulary, bitorder="little")
+        return bits.astype(bool)[self.places]
+
+
 def in_sets(bits: Bits, places: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Whether each token is in the set at its place."""
     byte, bit = tokens >> 3, (tokens & 7).astype(np.uint8)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.guidance import NO_GRAMMARS
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
 
@@ -63,6 +64,8 @@ class ScriptedEngine:
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
+        if sampling.grammar is not None:
+            raise ValueError(NO_GRAMMARS)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         self.prompts.append(prompt)

@@ -121,6 +121,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
         said=message,
         timing=completion.timing,
         broke=Break.none,
+        allowed=completion.allowed,
     )
 
 
