@@ -157,7 +157,16 @@ def vllm_engine(
         version=version,
         keep_cache=engine.memory.keep_cache,
         first_weights=weights if vllm.server else None,
+        guidance=vllm_guidance(model, renderer),
     )
+
+
+def vllm_guidance(model: CausalLM, renderer: Renderer) -> Guidance:
+    """Reads a tokenizer as vLLM does: its end token alone ends a grammar, and marks that it does not call special are
+    text."""
+    tokenizer = renderer.tokenizer
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return Guidance(tokenizer, vocabulary=vocabulary_of(model), end_tokens=ends, added_are_text=True)
 
 
 ENGINES: dict[str, Callable[[Recipe, CausalLM, Renderer, int, Worker | None], Engine]] = {
