@@ -60,8 +60,8 @@ class Allowed:
 
     def dense(self, vocabulary: int) -> NDArray[np.bool_]:
         """[A, V] whether each of the first V tokens was allowed."""
-        bits = np.unpackbits(bits_of(self.sets), axis=1, count=vocabulary, bitorder="little")
-        return bits.astype(bool)[self.places]
+        bits = np.unpackbits(bits_of(self.sets, -(-vocabulary // 8)), axis=1, bitorder="little")
+        return bits[:, :vocabulary].astype(bool)[self.places]
 
 
 def in_sets(bits: Bits, places: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -97,10 +97,10 @@ def pack_set(tokens: Iterable[int], vocabulary: int) -> bytes:
     return compress(np.packbits(dense, bitorder="little"))
 
 
-def bits_of(sets: Sequence[bytes]) -> Bits:
-    """[S, longest set] the bits of sets, one below the other."""
+def bits_of(sets: Sequence[bytes], width: int = 0) -> Bits:
+    """[S, longest set, and at least `width`] the bits of sets, one below the other."""
     rows = [decompress(packed) for packed in sets]
-    bits = np.zeros((len(rows), max((len(row) for row in rows), default=0)), np.uint8)
+    bits = np.zeros((len(rows), max([width, *map(len, rows)])), np.uint8)
     for index, row in enumerate(rows):
         bits[index, : len(row)] = row
     return bits

@@ -64,7 +64,8 @@ class ScriptedEngine:
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
-        if sampling.grammar is not None:
+        # An expert's text, which no model sampled, has no logprob and needs none under a grammar.
+        if sampling.grammar is not None and not math.isnan(self.logprob):
             raise ValueError(NO_GRAMMARS)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)

@@ -54,10 +54,9 @@ class TargetSets:
         """(bits of the sets that occur at these places [rows, V / 8], the row of each place). A recorded token that was
         not allowed would have no logprob, and is refused."""
         used, rows = np.unique(places, return_inverse=True)
-        guided = bits_of([self.sets[place] for place in used if place != UNGUIDED])
         width = -(-vocabulary // 8)
         bits = np.full((len(used), width), 0xFF, np.uint8)
-        bits[used != UNGUIDED] = np.pad(guided, ((0, 0), (0, max(0, width - guided.shape[1]))))[:, :width]
+        bits[used != UNGUIDED] = bits_of([self.sets[place] for place in used if place != UNGUIDED], width)[:, :width]
         if not in_sets(bits, rows, tokens).all():
             raise ValueError("a recorded token is not among those its grammar allowed: the turn is damaged")
         return bits, rows
