@@ -111,7 +111,9 @@ def make_engine(tokenizer: Any, calls: int, context: int) -> SlotEngine:
     return SlotEngine(slots, run=inline, shares_weights=True)
 
 
-async def sample(engine: SlotEngine, grammar: Grammar | None, calls: int, tokens: int) -> tuple[float, list[Completion]]:
+async def sample(
+    engine: SlotEngine, grammar: Grammar | None, calls: int, tokens: int
+) -> tuple[float, list[Completion]]:
     """(seconds, completions) of calls that are made together."""
     await engine.forget()
     sampling = Sampling(tokens, grammar=grammar)
@@ -125,9 +127,7 @@ async def sample(engine: SlotEngine, grammar: Grammar | None, calls: int, tokens
 def turns_of(completions: Sequence[Completion]) -> list[Trajectory]:
     prompt = np.arange(1, 33, dtype=np.int32)
     said = Message("assistant", "")
-    turns = [
-        Turn(prompt, c.tokens, c.logprobs, c.versions, c.stop, 0.0, said, allowed=c.allowed) for c in completions
-    ]
+    turns = [Turn(prompt, c.tokens, c.logprobs, c.versions, c.stop, 0.0, said, allowed=c.allowed) for c in completions]
     return [Trajectory((turn,), Status.finished) for turn in turns]
 
 

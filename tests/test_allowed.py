@@ -1,4 +1,5 @@
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from support.making import few, make_turn
 from turnwise.allowed import LARGEST_SET, Allowed, bits_of, compress, decompress, pack_set
+from turnwise.interop.skyrl import to_generator_output
 from turnwise.runs.archive import Record, read_step, write_step
 from turnwise.types import Group, Status, Task, Trajectory
 
@@ -92,6 +94,13 @@ def test_the_archive_keeps_what_was_allowed_and_has_no_column_without(tmp_path):
     assert {"allowed", "allowed_sets"} <= set(pq.read_schema(path).names)
     assert not {"allowed", "allowed_sets"} & set(pq.read_schema(without).names)
     assert read_step(without)[0].group.trajectories[0].turns[0].allowed is None
+
+
+def test_other_systems_get_no_turn_that_a_grammar_guided():
+    guided, plain, _ = guided_attempts()
+    for attempts, refused in (((plain,), False), ((plain, guided), True)):
+        with pytest.raises(ValueError, match="leave out") if refused else nullcontext():
+            assert len(to_generator_output([Group(Task("a", "x"), attempts)])["response_ids"]) == 1
 
 
 def test_bits_of_no_sets():

@@ -57,7 +57,6 @@ class Allowed:
         """[A] whether each token is in its set."""
         return in_sets(bits_of(self.sets), self.places, tokens)
 
-
     def dense(self, vocabulary: int) -> NDArray[np.bool_]:
         """[A, V] whether each of the first V tokens was allowed."""
         bits = np.unpackbits(bits_of(self.sets, -(-vocabulary // 8)), axis=1, bitorder="little")
@@ -67,10 +66,10 @@ class Allowed:
 def in_sets(bits: Bits, places: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Whether each token is in the set at its place."""
     byte, bit = tokens >> 3, (tokens & 7).astype(np.uint8)
-    inside = byte < bits.shape[1]
-    if not inside.any():
-        return inside
-    return inside & (bits[places, np.where(inside, byte, 0)] >> bit & 1).astype(bool)
+    inside: NDArray[np.bool_] = byte < bits.shape[1]
+    if inside.any():
+        inside &= (bits[places, np.where(inside, byte, 0)] >> bit & 1).astype(bool)
+    return inside
 
 
 def compress(row: Bits) -> bytes:

@@ -27,8 +27,12 @@ SCHEMAS = {
     "nested": {
         "type": "object",
         "properties": {
-            "points": {"type": "array", "maxItems": 3, "items": {"type": "array", "prefixItems": [{"type": "number"}], "maxItems": 1}},
-            "tag": {"enum": ["a", "b\"c", "ü"]},
+            "points": {
+                "type": "array",
+                "maxItems": 3,
+                "items": {"type": "array", "prefixItems": [{"type": "number"}], "maxItems": 1},
+            },
+            "tag": {"enum": ["a", 'b"c', "ü"]},
         },
         "required": ["points", "tag"],
         "additionalProperties": False,
@@ -115,7 +119,8 @@ def test_sets_are_shared_between_calls_and_travel():
         id(one) for one in second.allowed.sets if one in common
     }
     back = pickle.loads(pickle.dumps(first.allowed))
-    assert (back.places == first.allowed.places).all() and back.sets == first.allowed.sets
+    assert (back.places == first.allowed.places).all()
+    assert back.sets == first.allowed.sets
     assert not back.places.flags.writeable
     own = guidance()
     own.guide(ANY_OBJECT)
@@ -197,7 +202,8 @@ def test_a_grammar_that_breaks_in_the_middle_fails_its_call_alone():
         return done
 
     failed, fine = run(scene(), 100)
-    assert type(failed) is ValueError and "cannot be followed after" in str(failed)
+    assert type(failed) is ValueError
+    assert "cannot be followed after" in str(failed)
     assert len(text_of(fine)) == 30
 
 
@@ -225,8 +231,18 @@ def test_inline_engines_wait_for_grammars_so_that_time_decides_nothing():
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("regex", ""), ("regex", "a" * (LONGEST + 1)), ("regex", "a\0"), ("regex", "\ud800"), ("choice", "[]")]
-    + [("choice", '["a", 5]'), ("choice", "yes"), ("choice", '[""]'), ("nosuch", "a")],
+    [
+        ("regex", ""),
+        ("regex", "a" * (LONGEST + 1)),
+        ("regex", "a\0"),
+        ("regex", "\ud800"),
+        ("choice", "[]"),
+        ("choice", '["a", 5]'),
+        ("choice", "yes"),
+        ("choice", '[""]'),
+        ("nosuch", "a"),
+    ],
+    ids=["empty", "long", "nul", "surrogate", "none", "number", "text", "blank", "kind"],
 )
 def test_texts_that_are_no_grammar_are_refused_early(kind, text):
     with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 time."""
 
 import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from properties.test_tree_layout import HANDED_OVER, PARTS, WHOLE, WORKLOADS, together
 from support.making import VOCABULARY, distance, gradients, make_learner, make_model
 from turnwise.allowed import Allowed, pack_set
+from turnwise.cluster.deal import deal
 from turnwise.learn import head
 from turnwise.learn.losses import ppo_clip
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy
 from turnwise.learn.teacher import DIRECTIONS, Teacher
+from turnwise.plan.balance import Cost
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.rows import merge
@@ -28,7 +31,7 @@ LAYOUTS = {
     "tree, cut": lambda turns: cut(turns, PARTS),
     "stretches": lambda turns: cut(turns, HANDED_OVER),
     "packed": lambda turns: pack(turns, WHOLE),
-    "single turns": lambda turns: [plan for plan in pack(turns, max(len(t.prompt) + len(t.action) for t in turns))],
+    "single turns": lambda turns: pack(turns, max(len(t.prompt) + len(t.action) for t in turns)),
     "merged": lambda turns: merge(turns, WHOLE),
 }
 
@@ -97,7 +100,9 @@ class Oracle:
         logprobs = torch.stack([row[place] for (_, row), place in zip(own, places, strict=True)])
         beside = torch.stack([row[place] for (_, row), place in zip(reference, places, strict=True)]).detach()
         entropies = torch.stack([-(row.exp() * row).sum() for _, row in own])
-        divergence = torch.stack([apart(one, other.detach()) for (_, one), (_, other) in zip(own, teacher, strict=True)])
+        divergence = torch.stack(
+            [apart(one, other.detach()) for (_, one), (_, other) in zip(own, teacher, strict=True)]
+        )
         noise = random.normal(0, 0.3, len(logprobs))
         self.logprobs, self.entropies = (self.per_turn(values.detach().numpy()) for values in (logprobs, entropies))
         self.of_reference = self.per_turn(beside.numpy())
@@ -162,6 +167,16 @@ def test_turns_that_share_tokens_and_not_their_sets_share_the_trunk_only(oracles
     assert len(stretch.nodes) > len(plain.nodes)
     [alone] = cut([turns[0], turns[0]], WHOLE)  # equal sets are computed once
     assert len(alone.stretches[0].nodes) == len(plain.nodes)
+
+
+def test_plans_that_are_dealt_to_ranks_carry_their_sets(oracles):
+    """Each rank gets its plans as a pickle; their losses and gradients add up."""
+    oracle = oracles["edges"]
+    hands = [pickle.loads(pickle.dumps(hand)) for hand in deal(cut(oracle.turns, PARTS // 3), 2, Cost(1.0, 1.0))]
+    found = [oracle.updated(hand) for hand in hands]
+    assert sum(one[0] for one in found) == pytest.approx(oracle.loss, rel=EXACT, abs=EXACT)
+    added = {name: sum(one[1].get(name, 0.0) for one in found) for name in oracle.gradients}
+    assert distance(together(added), together(oracle.gradients)) <= EXACT
 
 
 def test_chunks_and_kept_probabilities_change_nothing(oracles, monkeypatch):

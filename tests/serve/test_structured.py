@@ -49,7 +49,7 @@ def text_in(answer):
     if "choices" in answer:
         [choice] = answer["choices"]
         return choice["message"]["content"] if "message" in choice else choice["text"]
-    [item] = answer["output"] if "output" in answer else [answer]
+    [item] = answer.get("output", [answer])
     return "".join(part["text"] for part in item["content"])
 
 

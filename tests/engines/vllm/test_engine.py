@@ -164,7 +164,8 @@ def test_a_grammar_is_passed_on_and_what_it_allowed_is_computed_again():
     assert asked.sampling["structured_outputs"] == {"regex": grammar.text}
     dense = completion.allowed.dense(PADDED)
     assert dense.sum(1).tolist() == [3, 3, 11, 1]
-    assert dense[2:, 2].all() and completion.allowed.allows(completion.tokens).all()
+    assert dense[2:, 2].all()
+    assert completion.allowed.allows(completion.tokens).all()
 
 
 @pytest.mark.parametrize(

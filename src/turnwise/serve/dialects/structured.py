@@ -36,9 +36,7 @@ def openai_format(fields: Fields, form: Any, where: str, has_tools: bool) -> tup
 def anthropic_format(fields: Fields, config: dict[str, Any], has_tools: bool) -> tuple[Grammar | None, Settings]:
     """The same of Anthropic's: `output_config.format`, or `output_format` as its beta had it."""
     forms = {"output_config.format": config.get("format"), "output_format": fields.table("output_format") or None}
-    found = [
-        (where, grammar) for where, form in forms.items() if (grammar := grammar_of_form(form, where)) is not None
-    ]
+    found = [(where, grammar) for where, form in forms.items() if (grammar := grammar_of_form(form, where)) is not None]
     return only_one(found, has_tools)
 
 
@@ -79,7 +77,9 @@ def vllm_grammars(fields: Fields) -> list[tuple[str, Grammar]]:
     fields.refuse("guided_whitespace_pattern", "structural_tag")
     Fields(table, "structured_outputs").refuse(*table, unless=(False,))
     return [
-        (where, made(where, VLLM[name], value)) for where, name, value in found if value is not None and value is not False
+        (where, made(where, VLLM[name], value))
+        for where, name, value in found
+        if value is not None and value is not False
     ]
 
 
