@@ -13,7 +13,7 @@ SOURCE = Path(turnwise.__file__).parent
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "pyarrow", "rich", "matplotlib")
 
 LAYERS = (
-    {"types", "messages", "tokens", "pretrained", "seeds", "frames", "disk", "atomic"},
+    {"types", "allowed", "messages", "tokens", "pretrained", "seeds", "frames", "disk", "atomic"},
     {"recipe"},
     {"credit", "plan", "runs", "data", "interop", "envs", "weights", "engines", "learn"},
     {"rollout"},

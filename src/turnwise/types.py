@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.allowed import Allowed
 from turnwise.messages import Message
 from turnwise.tokens import Floats, Tokens, frozen_array, pack_tokens
 
@@ -133,6 +134,8 @@ class Turn:
     timing: TurnTiming = TurnTiming()
     broke: Break = Break.none
     """Why the prompt does not begin with the turn before."""
+    allowed: Allowed | None = None
+    """The tokens that a grammar allowed for each action token; None where all were. Logprobs are under it."""
 
     def __repr__(self) -> str:
         """Short: asyncio writes out the result of a whole run when that ends."""
@@ -153,6 +156,8 @@ class Turn:
                 f"a Turn has one logprob and one version per action token, got {size} tokens, "
                 f"{len(self.logprobs)} logprobs and {len(self.versions)} versions"
             )
+        if self.allowed is not None and len(self.allowed.places) != size:
+            raise ValueError(f"a Turn has one set of allowed tokens per action token, got {len(self.allowed.places)}")
         if len(self.prompt) == 0:
             raise ValueError("a Turn needs a prompt of at least one token")
         if self.prompt.min() < 0 or (size and self.action.min() < 0):
@@ -232,7 +237,10 @@ class Trajectory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffer, spans = self.buffer, self.spans
-        rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
+        rest = [
+            (t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke, t.allowed)
+            for t in self.turns
+        ]
         end = (self.status, self.outcome, dict(self.marks), self.failure, self.seat)
         return rebuild_trajectory, (buffer, spans, rest, *end)
 

@@ -20,6 +20,7 @@ import torch
 from engines.remote.processes import start_process, start_router
 from support.acting import inline
 from turnwise.engines.base import Engine, Sampling
+from turnwise.engines.guidance import Guidance
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.slots.model import SlotModel
@@ -42,8 +43,14 @@ class Kind:
     requests at once as is usual: some tests ask for more."""
     has_model: bool = True
     """Whether it samples from the model, so that its logprobs and versions are the model's."""
+    has_grammars: bool = True
+    """Whether it follows grammars; otherwise it refuses calls that have one."""
     tolerance: float = 1e-5
     """Of logprobs in float32, against a full forward pass."""
+
+
+def guidance(tokenizer):
+    return Guidance(tokenizer, vocabulary=VOCABULARY, end_tokens=[END])
 
 
 def start_slots(folder, run=inline):
@@ -51,7 +58,7 @@ def start_slots(folder, run=inline):
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     model.set_attn_implementation(NAME)
     settings = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [END], "dtype": torch.float32}
-    slot_model = SlotModel(model, decode=tokenizer.decode, pass_tokens=64, **settings)
+    slot_model = SlotModel(model, decode=tokenizer.decode, pass_tokens=64, guidance=guidance(tokenizer), **settings)
     return SlotEngine(slot_model, run=run, shares_weights=False)
 
 
@@ -70,7 +77,9 @@ def start_scripted(folder):
 def start_elsewhere(start, folder):
     """What `start` makes of the model: engines in processes of their own."""
     settings = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [END], "pass_tokens": 64}
-    return start(load_model(folder), folder / "weights", decode=load_tokenizer(folder).decode, **settings)
+    tokenizer = load_tokenizer(folder)
+    settings |= {"decode": tokenizer.decode, "guidance": guidance(tokenizer)}
+    return start(load_model(folder), folder / "weights", **settings)
 
 
 KINDS = {
@@ -78,7 +87,7 @@ KINDS = {
     "slots in a thread": Kind(lambda folder: start_slots(folder, asyncio.to_thread)),
     "process": Kind(partial(start_elsewhere, start_process)),
     "router": Kind(partial(start_elsewhere, start_router)),
-    "scripted": Kind(start_scripted, has_model=False),
+    "scripted": Kind(start_scripted, has_model=False, has_grammars=False),
 }
 
 
@@ -118,7 +127,7 @@ def tokenizer_of_letters():
     vocabulary = {"<end>": END, **{letter: place + 1 for place, letter in enumerate(LETTERS)}}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    core.decoder = decoders.Fuse()
+    core.decoder = decoders.ByteLevel()  # which the library that follows grammars knows, and plain letters pass
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False)
 
 
@@ -150,6 +159,10 @@ class Stage:
     def needs_model(self):
         if not self.kind.has_model:
             pytest.skip("it samples from no model")
+
+    def needs_grammars(self):
+        if not self.kind.has_grammars:
+            pytest.skip("it follows no grammars")
 
     async def load(self, seed):
         """Make the weights of another model live."""
@@ -234,9 +247,12 @@ def full_logits(model, prompt, action):
     return model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
 
 
-def shaped_logprobs(logits, action, temperature=1.0, top_p=1.0, top_k=0):
-    """Logprobs of an action's tokens under what they were drawn from, by definition and in float64."""
+def shaped_logprobs(logits, action, temperature=1.0, top_p=1.0, top_k=0, allowed=None):
+    """Logprobs of an action's tokens under what they were drawn from, by definition and in float64. `allowed` [A, V]:
+    the tokens that a grammar allowed."""
     found = []
+    if allowed is not None:
+        logits = logits.masked_fill(~torch.from_numpy(allowed), -torch.inf)
     for row, token in zip((logits / temperature).numpy(), action.tolist(), strict=True):
         weights = np.exp(row - row.max())
         order = np.argsort(-weights)

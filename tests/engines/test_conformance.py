@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,14 +13,19 @@ from engines.conformance import (
     KINDS,
     LETTERS,
     POISON,
+    VOCABULARY,
     Stage,
     continued_logprobs,
     full_logits,
+    guidance,
     joined,
     prompts,
     stock,
+    tokenizer_of_letters,
 )
 from turnwise.engines.base import EngineFailure
+from turnwise.engines.grammar import Grammar, GrammarKind
+from turnwise.engines.guidance import follow
 from turnwise.types import StopReason
 
 LONG = 90
@@ -180,6 +186,98 @@ def test_forgetting_prefixes_changes_nothing(stage):
 
     first, warm, again = stage.run(scene())
     assert first == warm == again
+
+
+# ---------------------------------------------------------------- grammars
+
+
+def guided(regex):
+    return Grammar(GrammarKind.regex, regex)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logprobs_under_a_grammar_are_those_of_the_tokens_it_allows(stage, shape):
+    stage.needs_grammars()
+    grammar = guided("[a-f]{2,9}([.][0-9]){1,3}")
+    asked = prompts(1, 30, 2, 17, 70, 41)
+
+    async def scene():
+        """Some calls have the grammar, and share their passes with others that have none."""
+        grammars = [grammar if place % 3 else None for place in range(len(asked))]
+        pairs = enumerate(zip(asked, grammars, strict=True))
+        calls = (stage.ask(p, 30, f"s{i}", i, grammar=g, **shape) for i, (p, g) in pairs)
+        return grammars, await asyncio.gather(*calls)
+
+    grammars, completions = stage.run(scene())
+    for prompt, given, completion in zip(asked, grammars, completions, strict=True):
+        if given is None:
+            assert completion.allowed is None
+            stage.check(prompt, completion, **shape)
+            continue
+        text = spelled(completion.tokens)
+        assert completion.stop is StopReason.end_token
+        assert re.fullmatch(given.text, text), text
+        allowed = completion.allowed.dense(VOCABULARY)
+        wanted = follow(guidance(tokenizer_of_letters()), given, completion.tokens.tolist()).dense(VOCABULARY)
+        assert (allowed == wanted).all()
+        assert allowed[[0, -1], END].tolist() == [False, True]
+        stage.check(prompt, completion, allowed=allowed, **shape)
+
+
+def test_a_grammar_depends_on_nothing_but_the_seed(stage):
+    stage.needs_grammars()
+    grammar, [prompt] = guided("[a-z]{12}"), prompts(20)
+
+    async def scene(others):
+        calls = [stage.ask(prompt, 20, "one", 7, grammar=grammar)]
+        calls += [stage.ask(p, 20, f"s{i}", i) for i, p in enumerate(prompts(*[9] * others))]
+        return (await asyncio.gather(*calls))[0].tokens.tolist()
+
+    assert stage.run(scene(0)) == stage.run(scene(5)) == stage.run(scene(0))
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_a_limit_leaves_the_beginning_of_what_a_grammar_asks_for(stage, limit):
+    stage.needs_grammars()
+    completion = stage.run(stage.ask(prompts(9)[0], limit, grammar=guided("abc[.]xyz[0-9]")))
+    assert (spelled(completion.tokens), completion.stop) == ("abc.xyz1"[:limit], StopReason.length)
+    assert len(completion.allowed.places) == limit
+    np.testing.assert_allclose(completion.logprobs, 0.0)  # nothing else was allowed
+
+
+def test_a_grammar_that_cannot_be_followed_is_a_mistake_and_fails_alone(stage):
+    [prompt] = prompts(9)
+    bad = [guided("(a|"), guided("[^\\s\\S]"), Grammar.of_schema({"type": "nosuch"}), Grammar(GrammarKind.lark, "x")]
+
+    async def scene():
+        calls = [stage.ask(prompt, 8, f"bad{i}", i, grammar=grammar) for i, grammar in enumerate(bad)]
+        return await asyncio.gather(stage.ask(prompt, 8, "good", 1), *calls, return_exceptions=True)
+
+    good, *refused = stage.run(scene())
+    assert len(good.tokens)
+    for error in refused:
+        assert type(error) is ValueError
+        assert len(str(error).splitlines()) == 1
+
+
+def test_an_abort_keeps_what_was_allowed_so_far(stage):
+    stage.needs_grammars()
+
+    async def scene():
+        call = asyncio.ensure_future(stage.ask(prompts(5)[0], CONTEXT, "a", 3, grammar=guided("[a-z]{200}")))
+        while not call.done():
+            await asyncio.sleep(0.002)
+            await stage.engine.abort("a")
+        return await call
+
+    completion = stage.run(scene())
+    assert completion.stop in (StopReason.abort, StopReason.end_token)
+    if len(completion.tokens):
+        assert completion.allowed.allows(completion.tokens).all()
+
+
+def spelled(tokens):
+    return "".join(LETTERS[token - 1] for token in tokens if token != END)
 
 
 # ---------------------------------------------------------------- where sampling ends

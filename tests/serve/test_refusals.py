@@ -50,7 +50,7 @@ MALFORMED = [
     (CHAT, chat_body(stop=[""]), 400, "invalid_value"),
     (CHAT, chat_body(stream="yes"), 400, "invalid_type"),
     (CHAT, chat_body(top_logprobs=3, logprobs=True), 400, "unsupported_value"),
-    (CHAT, chat_body(response_format={"type": "json_object"}), 400, "unsupported_value"),
+    (CHAT, chat_body(response_format={"type": "yaml"}), 400, "unsupported_value"),
     (CHAT, chat_body(tools=[{"type": "web_search"}]), 400, "unsupported_value"),
     (CHAT, chat_body(tools=[{"type": "function", "function": {"name": "a b"}}]), 400, "invalid_value"),
     (CHAT, {"model": "policy", "messages": [*USER, {"role": "tool", "tool_call_id": "c", "content": "x"}]}, 400, None),

@@ -14,6 +14,7 @@ from turnwise.assemble.model import renderer_of
 from turnwise.cluster.placement import Site
 from turnwise.cluster.replica import open_replicas
 from turnwise.engines.base import Engine, vocabulary_of
+from turnwise.engines.guidance import Guidance
 from turnwise.engines.remote.process import ProcessEngine
 from turnwise.engines.remote.router import Router
 from turnwise.engines.scripted import ScriptedEngine
@@ -119,6 +120,7 @@ def slot_model_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: 
         cache=recipe.engine.memory.kv_cache,
         keep_cache=recipe.engine.memory.keep_cache,
         pass_tokens=recipe.engine.memory.max_num_batched_tokens,
+        guidance=Guidance(renderer.tokenizer, vocabulary=vocabulary_of(model), end_tokens=renderer.end_tokens),
     )
 
 
@@ -155,7 +157,16 @@ def vllm_engine(
         version=version,
         keep_cache=engine.memory.keep_cache,
         first_weights=weights if vllm.server else None,
+        guidance=vllm_guidance(model, renderer),
     )
+
+
+def vllm_guidance(model: CausalLM, renderer: Renderer) -> Guidance:
+    """Reads a tokenizer as vLLM does: its end token alone ends a grammar, and marks that it does not call special are
+    text."""
+    tokenizer = renderer.tokenizer
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return Guidance(tokenizer, vocabulary=vocabulary_of(model), end_tokens=ends, added_are_text=True)
 
 
 ENGINES: dict[str, Callable[[Recipe, CausalLM, Renderer, int, Worker | None], Engine]] = {

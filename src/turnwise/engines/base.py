@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from turnwise.allowed import Allowed
+from turnwise.engines.grammar import Grammar
 from turnwise.pretrained import CausalLM
 from turnwise.tokens import Floats, Tokens
 from turnwise.types import StopReason, TurnTiming
@@ -43,6 +45,9 @@ class Sampling:
     """0 for all tokens."""
     stop: tuple[str, ...] = ()
     """The action ends with the token that completes one of these."""
+    grammar: Grammar | None = None
+    """The form that the action must have; only tokens that it allows are sampled. A token limit or a stop string may
+    end the action before it is complete. An engine that cannot follow it refuses the call."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -52,6 +57,8 @@ class Sampling:
             "top_k": whole("top_k", self.top_k, 0, MOST_TOKENS),
             "stop": stop_strings(self.stop),
         }
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise ValueError(f"grammar must be a Grammar, got {shown(self.grammar)}")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -112,10 +119,12 @@ class Completion:
 
     tokens: Tokens
     logprobs: Floats
-    """Under the distribution sampled from: after temperature, top-p and top-k."""
+    """Under the distribution sampled from: after grammar, temperature, top-p and top-k."""
     versions: Tokens
     stop: StopReason
     timing: TurnTiming = TurnTiming()
+    allowed: Allowed | None = None
+    """The tokens that the grammar allowed for each token; None where the call has no grammar."""
 
 
 class EngineFailure(RuntimeError):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.guidance import NO_GRAMMARS
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
 
@@ -63,6 +64,9 @@ class ScriptedEngine:
 
     async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
         prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
+        # An expert's text, which no model sampled, has no logprob and needs none under a grammar.
+        if sampling.grammar is not None and not math.isnan(self.logprob):
+            raise ValueError(NO_GRAMMARS)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         self.prompts.append(prompt)

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.interop.unguided import unguided
 from turnwise.messages import Message
 from turnwise.tokens import Tokens, extends
 from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn, turns_of
@@ -114,7 +115,7 @@ def to_generator_output(groups: Sequence[Group], merge: bool = False) -> dict[st
             raise ValueError(f"task {group.task.id!r} has two groups, but SkyRL makes one of each instance: join them")
         tasks.add(group.task.id)
         for repetition, attempt in enumerate(group.trajectories):
-            rows.extend(write_attempt(attempt, TrajectoryID(group.task.id, repetition), merge))
+            rows.extend(write_attempt(unguided(attempt, "SkyRL"), TrajectoryID(group.task.id, repetition), merge))
     if not rows:
         raise ValueError("no attempt that counts in these groups, and SkyRL refuses an empty GeneratorOutput")
     columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}

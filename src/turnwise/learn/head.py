@@ -4,12 +4,15 @@ Memory is that of one chunk of logits, whatever the number of tokens and the siz
 are few enough for a fixed budget they are kept instead, which saves computing them again.
 
 Buckets tell a distribution coarsely: k tokens, others in every place, have one each, and all the rest have the last.
+
+Where a grammar guided the sampling, a mask has the tokens that it allowed: the others have no probability, no share in
+an entropy and no gradient.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +22,33 @@ KEPT_ELEMENTS = 1 << 24
 """Most probabilities that are kept for the backward pass: 64 MiB in float32."""
 
 
+NEVER = -1e30
+"""The logit of a token that is not allowed: its probability is exactly 0, and unlike infinity it may be multiplied by
+that."""
+
+
+class Mask(NamedTuple):
+    """The tokens that are allowed at each of K places."""
+
+    bits: Tensor
+    """[sets, V / 8] a bit per token, the lowest of a byte first."""
+    rows: Tensor
+    """[K] the set of each place."""
+
+
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [K, d], weight [V, d], targets [K], temperature, tokens [K, k] or None) -> logprobs [K], entropies [K],
-    and logprobs of buckets [K, k + 1], or [K, 0] where no tokens are given; in float32 at least."""
+    """(hidden [K, d], weight [V, d], targets [K], temperature, mask or None, tokens [K, k] or None) -> logprobs [K],
+    entropies [K], and logprobs of buckets [K, k + 1], or [K, 0] where no tokens are given; in float32 at least."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tokens: Tensor | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        mask: Mask | None,
+        tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
@@ -36,7 +59,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         keep = any(ctx.needs_input_grad) and few and tokens is None  # the gradient of buckets needs logits anyway
         ctx.kept = [] if keep else None
         for start, end in chunks(len(hidden), len(weight)):
-            logits = scaled_logits(hidden[start:end], weight, temperature, wide)
+            logits = forbid(scaled_logits(hidden[start:end], weight, temperature, wide), mask, start, end)
             total = torch.logsumexp(logits, -1)
             normalisers[start:end] = total
             logprobs[start:end] = logits.gather(1, targets[start:end, None])[:, 0] - total
@@ -48,11 +71,11 @@ class ChunkedLogprobs(torch.autograd.Function):
             if keep:
                 ctx.kept.append(chances)
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, tokens, buckets)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.mask = temperature, mask
         return logprobs, entropies, buckets
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_logprobs, grad_entropies, grad_buckets = grads
         hidden, weight, targets, normalisers, entropies, tokens, buckets = ctx.saved_tensors
         wide = normalisers.dtype
@@ -67,6 +90,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 grad = kept[number].mul_(factor)
             else:
                 logits = scaled_logits(hidden[start:end], weight, ctx.temperature, wide)
+                logits = forbid(logits, ctx.mask, start, end)
                 logits.sub_(normalisers[start:end, None])
                 if with_entropy:
                     factor = factor - grad_entropies[start:end, None] * (logits + entropies[start:end, None])
@@ -80,13 +104,23 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             grad_hidden[start:end] = grad @ weight.to(hidden.dtype)
             grad_weight += (grad.T @ hidden[start:end]).to(wide)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """Logits as the engine computes them: multiplied in the dtype of the hidden states, then widened and scaled."""
     logits = (hidden @ weight.to(hidden.dtype).T).to(dtype)
     return logits.div_(temperature) if temperature != 1.0 else logits
+
+
+def forbid(logits: Tensor, mask: Mask | None, start: int, end: int) -> Tensor:
+    """Logits [n, V] of the places from start to end, with NEVER for tokens that are not allowed there."""
+    if mask is None:
+        return logits
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bits = mask.bits[mask.rows[start:end]]
+    forbidden = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]] == 0
+    return logits.masked_fill_(forbidden, NEVER)
 
 
 def bucketed(logprobs: Tensor, tokens: Tensor) -> Tensor:
@@ -109,30 +143,35 @@ def chunks(rows: int, columns: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, mask: Mask | None = None
+) -> tuple[Tensor, Tensor]:
     """Logprob of each target and entropy of its distribution, given the hidden state before it."""
-    logprobs, entropies, _ = ChunkedLogprobs.apply(hidden, weight, targets, temperature, None)  # type: ignore[no-untyped-call]
+    found = ChunkedLogprobs.apply(hidden, weight, targets, temperature, mask, None)  # type: ignore[no-untyped-call]
+    logprobs, entropies, _ = found
     return logprobs, entropies
 
 
 def bucket_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tokens: Tensor
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tokens: Tensor, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, and the logprobs of buckets [K, k + 1] by their tokens [K, k]."""
-    found = ChunkedLogprobs.apply(hidden, weight, targets, temperature, tokens)  # type: ignore[no-untyped-call]
+    found = ChunkedLogprobs.apply(hidden, weight, targets, temperature, mask, tokens)  # type: ignore[no-untyped-call]
     logprobs, entropies, buckets = found
     return logprobs, entropies, buckets
 
 
 @torch.no_grad()
-def likeliest(hidden: Tensor, weight: Tensor, temperature: float, count: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+def likeliest(
+    hidden: Tensor, weight: Tensor, temperature: float, count: int, vocabulary: int, mask: Mask | None = None
+) -> tuple[Tensor, Tensor]:
     """The likeliest of the first `vocabulary` tokens after each hidden state [K, count], and the logprobs of their
     buckets [K, count + 1], to which all others belong."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     tokens = torch.empty(len(hidden), count, dtype=torch.long, device=hidden.device)
     buckets = torch.empty(len(hidden), count + 1, dtype=wide, device=hidden.device)
     for start, end in chunks(len(hidden), len(weight)):
-        logprobs = scaled_logits(hidden[start:end], weight, temperature, wide)
+        logprobs = forbid(scaled_logits(hidden[start:end], weight, temperature, wide), mask, start, end)
         logprobs.sub_(torch.logsumexp(logprobs, -1, keepdim=True))
         tokens[start:end] = logprobs[:, :vocabulary].topk(count).indices
         buckets[start:end] = bucketed(logprobs, tokens[start:end])

@@ -17,12 +17,13 @@ from turnwise.learn.alignment import align
 from turnwise.learn.attention import attention_of, states_of
 from turnwise.learn.blocks import Relay
 from turnwise.learn.contents import check_contents
-from turnwise.learn.head import token_logprobs
+from turnwise.learn.head import Mask, token_logprobs
 from turnwise.learn.lora import add_adapters, base_of
 from turnwise.learn.model_checks import Layout, check_layout, check_model, check_plan
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
+from turnwise.plan.target_sets import UNGUIDED
 from turnwise.pretrained import CausalLM, ChatTokenizer
 
 T = TypeVar("T")
@@ -100,9 +101,17 @@ class Policy:
     def predict(self, plan: Plan, stretch: Stretch, states: Tensor) -> tuple[Index, Tensor, Tensor]:
         """(which action tokens, logprobs, entropies) of a stretch, given the states before its nodes."""
         targets = self.tensor(plan.tokens[stretch.nodes]).long()
-        logprobs, entropies = token_logprobs(states.to(self.dtype), self.output, targets, self.temperature)
+        mask = self.mask_of(plan, stretch)
+        logprobs, entropies = token_logprobs(states.to(self.dtype), self.output, targets, self.temperature, mask)
         place = self.tensor(stretch.inverse)
         return stretch.picked, logprobs[place], entropies[place]
+
+    def mask_of(self, plan: Plan, stretch: Stretch) -> Mask | None:
+        """The tokens that grammars allowed at the nodes of a stretch; None where they allowed all."""
+        if plan.allowed is None or stretch.places is None or not (stretch.places != UNGUIDED).any():
+            return None
+        bits, rows = plan.allowed.rows(stretch.places, plan.tokens[stretch.nodes], len(self.output))
+        return Mask(self.tensor(bits), self.tensor(rows))
 
     @property
     def output(self) -> Tensor:

@@ -8,6 +8,7 @@ distributions, and equal to it if every token has its own bucket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,13 @@ class Teacher:
 
     def passes(self, plan: Plan) -> Iterator[tuple[Index, NDArray[Any]]]:
         """(which of the plan's action tokens, their buckets), pass by pass."""
-        return self.policy.walk(plan, self.score_stretch)
+        return self.policy.walk(plan, partial(self.score_stretch, plan))
 
-    def score_stretch(self, stretch: Stretch, states: Tensor) -> tuple[Index, NDArray[Any]]:
+    def score_stretch(self, plan: Plan, stretch: Stretch, states: Tensor) -> tuple[Index, NDArray[Any]]:
         policy = self.policy
-        best = likeliest(states.to(policy.dtype), policy.output, policy.temperature, self.top_k, self.vocabulary)
+        counts = self.top_k, self.vocabulary
+        mask = policy.mask_of(plan, stretch)
+        best = likeliest(states.to(policy.dtype), policy.output, policy.temperature, *counts, mask)
         tokens, logprobs = (tensor.cpu().numpy() for tensor in best)
         return stretch.picked, make_buckets(tokens, logprobs)[stretch.inverse]
 
@@ -77,7 +80,7 @@ def compare_with_teacher(
         of_nodes, targets = buckets[some_action], policy.tensor(plan.tokens[stretch.nodes]).long()
         tokens = policy.tensor(np.ascontiguousarray(of_nodes["token"][:, :-1])).long()
         logprobs, entropies, of_policy = bucket_logprobs(
-            states.to(policy.dtype), policy.output, targets, policy.temperature, tokens
+            states.to(policy.dtype), policy.output, targets, policy.temperature, tokens, policy.mask_of(plan, stretch)
         )
         of_teacher = policy.tensor(np.ascontiguousarray(of_nodes["logprob"]), of_policy.dtype)
         divergence = direction(of_policy, of_teacher)

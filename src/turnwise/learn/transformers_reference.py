@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from turnwise.learn.head import NEVER
 from turnwise.plan.rows import Rows, length, pad
 from turnwise.pretrained import CausalLM
 from turnwise.types import Turn
@@ -40,7 +42,6 @@ def stock_passes(
     for rows in pad(turns, min(tokens_per_pass, LOGITS // model.config.get_text_config().vocab_size)):
         tokens, mask = (torch.from_numpy(array) for array in rows.fill_in(turns))
         logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        table = (logits / temperature).log_softmax(-1)
         places = [
             (row, place)
             for row, turn in enumerate(rows.turns)
@@ -48,9 +49,20 @@ def stock_passes(
         ]
         row, place = torch.tensor(places).T
         # A token is predicted by the token before it.
-        chosen = table[row, place - 1]
+        scaled = (logits / temperature)[row, place - 1]
+        allowed = allowed_tokens([turns[turn] for turn in rows.turns], scaled.shape[1])
+        chosen = scaled.masked_fill(~allowed, NEVER).log_softmax(-1)
         logprobs = chosen.gather(1, tokens[row, place][:, None])[:, 0]
         yield rows, logprobs, -(chosen.exp() * chosen).sum(-1), chosen
+
+
+def allowed_tokens(turns: Sequence[Turn], vocabulary: int) -> Tensor:
+    """[K, V] whether each token could be drawn at each action token of some turns, turn after turn."""
+    parts = [
+        np.ones((len(turn.action), vocabulary), bool) if turn.allowed is None else turn.allowed.dense(vocabulary)
+        for turn in turns
+    ]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def in_float64(model: CausalLM) -> bool:

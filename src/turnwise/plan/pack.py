@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnwise.plan.plan import Plan
+from turnwise.plan.target_sets import TargetSets
 from turnwise.types import Turn
 
 
@@ -62,4 +63,5 @@ def lay_out(turns: Sequence[Turn], chosen: np.ndarray) -> Plan:
         turns=np.asarray(chosen, np.int64),
         offsets=offsets,
         action_nodes=action_nodes,
+        allowed=TargetSets.of(turns, chosen),
     )

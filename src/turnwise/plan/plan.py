@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.plan.blocks import Blocks, Index, blocks_of
+from turnwise.plan.target_sets import TargetSets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +29,11 @@ class Stretch:
     picked: Index
     """Which of the plan's K action tokens it predicts: those whose parent is in it."""
     nodes: Index
-    """The nodes of those tokens, without repeats."""
+    """The nodes of those tokens. One occurs again only where turns were allowed different tokens there."""
     inverse: Index
     """Where each picked token finds its own among `nodes`."""
+    places: Index | None = None
+    """The set of allowed tokens of each of `nodes`; None where the plan has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,8 @@ class Plan:
     """[K] the node of every action token, turn after turn."""
     num_stretches: int = 1
     """Passes the plan takes; more than one where a single path is longer than a pass may be."""
+    allowed: TargetSets | None = None
+    """[K] which tokens each action token was drawn from; None where no grammar guided any."""
 
     @classmethod
     def of_chains(cls, rows: NDArray[np.integer]) -> Plan:
@@ -96,8 +101,14 @@ class Plan:
     def stretch(self, start: int, end: int) -> Stretch:
         parents = self.parent[self.action_nodes]
         picked = np.flatnonzero((parents >= start) & (parents < end))
-        nodes, inverse = np.unique(self.action_nodes[picked], return_inverse=True)
-        return Stretch(start, end, blocks_of(self.parent, self.exit, start, end), picked, nodes, inverse)
+        blocks = blocks_of(self.parent, self.exit, start, end)
+        if self.allowed is None:
+            nodes, inverse = np.unique(self.action_nodes[picked], return_inverse=True)
+            return Stretch(start, end, blocks, picked, nodes, inverse)
+        base = len(self.allowed.sets) + 1
+        pairs = self.action_nodes[picked] * base + self.allowed.places[picked] + 1
+        pairs, inverse = np.unique(pairs, return_inverse=True)
+        return Stretch(start, end, blocks, picked, pairs // base, inverse, pairs % base - 1)
 
     def gather(self, per_turn: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """[K] one number per action token from arrays per turn of the whole mini-batch."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from turnwise.plan.blocks import Index
 from turnwise.plan.pack import fill
 from turnwise.plan.plan import Plan
+from turnwise.plan.target_sets import TargetSets
 from turnwise.tokens import extends
 from turnwise.types import Turn
 
@@ -122,4 +123,5 @@ def lay_out(turns: Sequence[Turn], chains: Sequence[Sequence[int]]) -> Plan:
         turns=np.array(list(starts), np.int64),
         offsets=np.concatenate(([0], np.cumsum([len(of_turn) for of_turn in nodes]))).astype(np.int64),
         action_nodes=np.concatenate(nodes),
+        allowed=TargetSets.of(turns, list(starts)),
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
+from turnwise.plan.target_sets import TargetSets
 from turnwise.tokens import Tokens, common_prefix
 from turnwise.types import Turn
 
@@ -137,6 +138,7 @@ def grow(turns: Sequence[Turn], rows: Sequence[Row], sequences: dict[int, Tokens
         offsets=offsets.astype(np.int64),
         action_nodes=np.concatenate([np.zeros(0, np.int64), *nodes]),
         num_stretches=max(1, -(-num_tokens // tokens_per_pass)) if tokens_per_pass else 1,
+        allowed=TargetSets.of(turns, [row.turn for row in rows]),
     )
 
 

@@ -110,4 +110,5 @@ def recorded(prompt: Prompt, completion: Completion, action: Message, reply: Rep
         heard=reply.messages,
         timing=replace(completion.timing, environment=seconds),
         broke=prompt.broke,
+        allowed=completion.allowed,
     )

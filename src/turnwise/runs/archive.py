@@ -19,6 +19,7 @@ import numpy as np
 
 from turnwise.atomic import clear_leftovers, write_atomically
 from turnwise.messages import Message, ToolCall
+from turnwise.runs.allowed_columns import allowed_columns, read_allowed
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
     bounds_of,
@@ -310,6 +311,7 @@ def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
         "tokens": token_column([len(buffer) for buffer in buffers], buffers, np.int32),
         "logprobs": token_column(actions, [turn.logprobs for turn in turns], np.float32),
         "versions": token_column(actions, [turn.versions for turn in turns], np.int32),
+        **allowed_columns(attempts),
     }
 
 
@@ -330,6 +332,7 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
             (tuple(heard[start:end]) for start, end in bounds_of(per_turn["heard"])),
             map(TurnTiming, *(per_turn[name].to_pylist() for name in TIMES)),
             _texts_if_any(per_turn, "broke", count, Break.none),
+            read_allowed(column, actions),
             strict=True,
         )
     )

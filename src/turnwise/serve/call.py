@@ -107,7 +107,8 @@ async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -
 def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Turn:
     """The turn of a completed call; its reward is not known yet."""
     tokens = completion.tokens
-    if call.ask.raw is None:
+    # What a grammar made is text, even where it looks like a call.
+    if call.ask.raw is None and call.sampling.grammar is None:
         message = renderer.said(call.prompt.tokens, tokens)
     else:
         message = Message("assistant", spoken(renderer, completion))
@@ -121,6 +122,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
         said=message,
         timing=completion.timing,
         broke=Break.none,
+        allowed=completion.allowed,
     )
 
 

@@ -112,6 +112,7 @@ def sampling_of(ask: Ask, room: int) -> Sampling:
             top_p=settings.get("top_p", 1.0),
             top_k=max(0, settings.get("top_k", 0)),
             stop=ask.stop,
+            grammar=ask.grammar,
         )
     except ValueError as error:
         raise unfit(str(error), "invalid_value") from None

@@ -179,7 +179,8 @@ class Session:
         room = self.room(len(prompt.tokens))
         limit = room if ask.max_tokens is None else min(room, ask.max_tokens)
         try:
-            sampling = replace(self.sampling, max_tokens=limit, stop=(*self.sampling.stop, *ask.stop))
+            stop = (*self.sampling.stop, *ask.stop)
+            sampling = replace(self.sampling, max_tokens=limit, stop=stop, grammar=ask.grammar)
         except ValueError as error:
             raise unfit(str(error), "invalid_value") from None
         call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)

@@ -14,7 +14,8 @@ SETTINGS = {"slots": SLOTS, "context": CONTEXT, "end_tokens": [END]}
 
 def start_local(folder):
     """An engine that has started: the tests' own deadlines are for less."""
-    engine = local(load_model(folder), load_tokenizer(folder), **SETTINGS)
+    tokenizer = load_tokenizer(folder)
+    engine = local(load_model(folder), tokenizer, guidance=conformance.guidance(tokenizer), **SETTINGS)
     engine.service.create(CONTEXT)
     return engine
 
@@ -22,7 +23,11 @@ def start_local(folder):
 def start_remote(folder):
     """An engine whose server ends when it is closed."""
     running = ExitStack()
-    engine = remote(running.enter_context(server(folder, context=CONTEXT)), load_model(folder), **SETTINGS)
+    url = running.enter_context(
+        server(folder, "--structured-outputs-config", '{"backend": "guidance"}', context=CONTEXT)
+    )
+    guidance = conformance.guidance(load_tokenizer(folder))
+    engine = remote(url, load_model(folder), guidance=guidance, **SETTINGS)
     close = engine.close
 
     async def close_both():

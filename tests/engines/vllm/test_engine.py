@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from engines.conformance import CONTEXT, POISON, VOCABULARY
-from support.acting import renderer, run, tiny_model, until
+from support.acting import byte_tokenizer, renderer, run, tiny_model, until
+from support.guiding import PADDED, guidance
 from turnwise.assemble import checks
 from turnwise.assemble.engines import vllm_engine
 from turnwise.engines.base import EngineFailure, Sampling
+from turnwise.engines.grammar import Grammar, GrammarKind
 from turnwise.engines.vllm.engine import VllmEngine, signed
+from turnwise.engines.vllm.guided import config_problem, structured_outputs
 from turnwise.engines.vllm.local import LocalSettings, child_variables, engine_arguments, environment, vllm_variables
 from turnwise.engines.vllm.service import Span, VllmAnswer
 from turnwise.recipe.parse import parse_recipe
@@ -28,6 +31,8 @@ PROMPT = np.array([5, 6, 7], np.int32)
 
 class Played:
     """A service whose calls wait until the test answers them."""
+
+    guidance_problem = ""
 
     def __init__(self, *, deaf=0):
         self.version = "default"
@@ -128,6 +133,66 @@ def test_a_call_says_all_that_vllm_must_know():
     assert expected.items() <= asked.sampling.items()
     assert completion.versions.tolist() == [4, 4]
     assert completion.stop is StopReason.end_token
+
+
+def test_a_grammar_is_passed_on_and_what_it_allowed_is_computed_again():
+    grammar = Grammar(GrammarKind.regex, "[a-c]{2}[0-9]?")
+    tokens = [*byte_tokenizer().encode("ab7", add_special_tokens=False), 2]
+
+    async def scene():
+        service = Played()
+        engine = engine_on(service, vocabulary=PADDED, guidance=guidance(added_are_text=True))
+        call = ask(engine, grammar=grammar)
+        await until(lambda: service.calls)
+        [asked] = service.asked
+        service.answer(tokens, finish="stop", stop=2)
+        completion = await call
+        with pytest.raises(EngineFailure, match="same release of llguidance"):
+            await answered(service, engine, *tokens[::-1], sampling={"grammar": grammar})
+        with pytest.raises(ValueError, match="cannot be followed"):
+            await ask(engine, grammar=Grammar(GrammarKind.regex, "("))
+        service.guidance_problem = "this vLLM follows grammars with another library"
+        with pytest.raises(ValueError, match="another library"):
+            await ask(engine, grammar=grammar)
+        with pytest.raises(ValueError, match="end token"):
+            await ask(engine_on(Played(), vocabulary=PADDED, guidance=guidance(), end_tokens=[9]), grammar=grammar)
+        with pytest.raises(ValueError, match="cannot follow a grammar"):
+            await ask(engine_on(Played()), grammar=grammar)
+        return asked, completion
+
+    asked, completion = run(scene())
+    assert asked.sampling["structured_outputs"] == {"regex": grammar.text}
+    dense = completion.allowed.dense(PADDED)
+    assert dense.sum(1).tolist() == [3, 3, 11, 1]
+    assert dense[2:, 2].all()
+    assert completion.allowed.allows(completion.tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fields"),
+    [
+        (Grammar.of_schema({"type": "object"}), {"json": '{"type": "object"}'}),
+        (Grammar.of_choices(["a", "b"]), {"choice": ["a", "b"]}),
+        (Grammar(GrammarKind.lark, 'start: "x"'), {"grammar": 'start: "x"'}),
+    ],
+)
+def test_grammars_have_the_names_that_vllm_gives_them(grammar, fields):
+    assert structured_outputs(grammar) == fields
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"backend": "guidance", "disable_any_whitespace": False, "reasoning_parser": ""}, ""),
+        ({"backend": "auto"}, "structured-outputs-config.backend guidance"),
+        (None, "structured-outputs-config.backend guidance"),
+        ({"backend": "guidance", "disable_any_whitespace": True}, "disable_any_whitespace"),
+        ({"backend": "guidance", "reasoning_parser": "qwen3"}, "reasoning_parser"),
+    ],
+)
+def test_a_server_whose_masks_could_not_be_told_is_named(config, text):
+    problem = config_problem(config)
+    assert text in problem if text else problem == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.grammar import Grammar
+from turnwise.engines.guidance import NO_GRAMMARS, Guide
 from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.tokens import Tokens
@@ -36,6 +38,8 @@ class SlotEngine:
         self.running = asyncio.Event()
         self.running.set()
         self.driver: asyncio.Task[None] | None = None
+        self.compiling: set[asyncio.Future[Guide]] = set()
+        """Grammars of calls that have not arrived yet."""
 
     @property
     def seconds(self) -> float:
@@ -49,9 +53,10 @@ class SlotEngine:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
+        guide = None if sampling.grammar is None else await self.guide(sampling.grammar)
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")
-        request = Request(tokens, sampling, session, seed, asyncio.get_running_loop().create_future())
+        request = Request(tokens, sampling, session, seed, asyncio.get_running_loop().create_future(), guide)
         self.arrivals.append(request)
         self.wake.set()
         try:
@@ -60,6 +65,20 @@ class SlotEngine:
             self.departures.append(request)
             self.wake.set()
             raise
+
+    async def guide(self, grammar: Grammar) -> Guide:
+        """What follows a grammar. A new one is compiled in a thread: a hostile one takes long."""
+        guidance = self.model.guidance
+        if guidance is None:
+            raise ValueError(NO_GRAMMARS)
+        if guidance.is_compiled(grammar):
+            return guidance.guide(grammar)
+        compiling = asyncio.ensure_future(asyncio.to_thread(guidance.guide, grammar))
+        self.compiling.add(compiling)
+        try:
+            return await compiling
+        finally:
+            self.compiling.discard(compiling)
 
     async def drive(self) -> None:
         """Step while there is work; every coroutine that can run gets to submit its request before each step."""
@@ -80,9 +99,13 @@ class SlotEngine:
             self.answer(finished)
 
     async def wait_for_arrivals(self) -> None:
-        """Returns when two rounds of the event loop in a row have brought no new request."""
+        """Returns when two rounds of the event loop in a row have brought no new request. Where steps are inline, the
+        time that a grammar takes to compile must not decide which calls share a step."""
         quiet = 0
         while quiet < 2:
+            if self.compiling and self.shares_weights:
+                await asyncio.wait(set(self.compiling))
+                quiet = 0
             num_arrivals = len(self.arrivals)
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self.arrivals) == num_arrivals else 0

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.engines.base import Completion, EngineFailure, vocabulary_of
+from turnwise.engines.guidance import Guidance
 from turnwise.engines.slots.attention import PassAttention
 from turnwise.engines.slots.fused_llama import FusedLlama, try_fuse
+from turnwise.engines.slots.guided_rows import GuidedRows
 from turnwise.engines.slots.head import head_of
 from turnwise.engines.slots.kv_layout import read_kv_layout
 from turnwise.engines.slots.passes import Pass
@@ -22,7 +24,7 @@ from turnwise.engines.slots.slot_state import SlotIds
 from turnwise.pretrained import CausalLM
 from turnwise.types import StopReason
 
-Finished = tuple[Request, Completion | EngineFailure]
+Finished = tuple[Request, Completion | EngineFailure | ValueError]
 """A request that is over, and its outcome."""
 MIB = 1 << 20
 DEFAULT_CACHE = 1024
@@ -46,9 +48,10 @@ class SlotModel:
         cache: int = 0,
         pass_tokens: int = 2048,
         keep_cache: bool = False,
+        guidance: Guidance | None = None,
     ) -> None:
         """`cache` in MiB, 0 for as much as `cache_tokens` says; `keep_cache` reuses prefixes that older weights
-        computed."""
+        computed; without `guidance` calls may have no grammar."""
         if pass_tokens <= slots:
             raise ValueError(
                 f"engine.memory.max_num_batched_tokens = {pass_tokens} must be more than engine.max_num_seqs = {slots}"
@@ -60,6 +63,7 @@ class SlotModel:
         self.dtype = dtype
         self.decode = decode
         self.keep_cache = keep_cache
+        self.guidance = guidance
         self.end_tokens = np.array(sorted(set(end_tokens)), np.int64)
         self.device = next(model.parameters()).device.type
         with torch.inference_mode(), self.autocast():
@@ -161,12 +165,16 @@ class SlotModel:
         before, state = time.perf_counter(), self.scheduler.state
         with self.autocast():
             logits = self.head(hidden)
+        guided = GuidedRows.of(self.guidance, state.is_guided[slots], slots, self.scheduler.running)
+        if guided is not None:
+            logits = guided.mask(logits)
         drawn, drawn_logprobs = draw(logits, state.sampling(slots), state.noise(slots))
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
-        failed: list[Finished] = []
-        if (is_nan := np.isnan(logprobs)).any():
-            failed = self.fail_nan(slots[is_nan])
-            slots, tokens, logprobs = slots[~is_nan], tokens[~is_nan], logprobs[~is_nan]
+        failed, lost = self.fail_lost(slots, logprobs, {} if guided is None else guided.problems)
+        if guided is not None:
+            guided.take(tokens, lost)
+        if failed:
+            slots, tokens, logprobs = slots[~lost], tokens[~lost], logprobs[~lost]
         first_token_slots = slots[state.length[slots] == state.prompt_length[slots]]
         state.append(slots, tokens, logprobs, self.version)
         self.sampled_tokens += len(slots)
@@ -211,6 +219,20 @@ class SlotModel:
         if self.scheduler.is_running(request):
             self.scheduler.release_slot(request)
         return request, EngineFailure(f"the engine failed: {reason}")
+
+    def fail_lost(
+        self, slots: SlotIds, logprobs: NDArray[np.float32], problems: Mapping[int, str]
+    ) -> tuple[list[Finished], NDArray[np.bool_]]:
+        """(requests that get no token, their rows): the logits are NaN, or the grammar cannot be followed further."""
+        lost = np.isnan(logprobs)
+        failed = self.fail_nan(slots[lost]) if lost.any() else []
+        for row, problem in problems.items():
+            if not lost[row]:
+                request = self.scheduler.running[slots[row]]
+                self.scheduler.release_slot(request)
+                failed.append((request, ValueError(problem)))
+                lost[row] = True
+        return failed, lost
 
     def fail_nan(self, slots: SlotIds) -> list[Finished]:
         """End the requests whose logits are NaN; nothing that was computed for them is used again."""

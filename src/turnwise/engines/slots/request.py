@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnwise.engines.base import Completion, Sampling
+from turnwise.engines.guidance import Guide
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
 from turnwise.tokens import Floats, Tokens
@@ -26,6 +27,8 @@ class Request:
     session: str
     seed: int
     future: asyncio.Future[Completion]
+    guide: Guide | None = None
+    """Follows the grammar of the call, if it has one."""
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -54,4 +57,5 @@ class Request:
         for array in (self.tokens, self.logprobs, self.versions):
             array.flags.writeable = False
         timing = TurnTiming(admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at)
-        return Completion(self.tokens, self.logprobs, self.versions, stop, timing)
+        allowed = None if self.guide is None else self.guide.allowed
+        return Completion(self.tokens, self.logprobs, self.versions, stop, timing, allowed)

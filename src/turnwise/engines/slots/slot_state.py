@@ -31,6 +31,7 @@ class SlotState:
         self.top_p = np.ones(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int64)
         self.has_stops = np.zeros(num_slots, bool)
+        self.is_guided = np.zeros(num_slots, bool)
 
     @property
     def num_slots(self) -> int:
@@ -49,6 +50,7 @@ class SlotState:
         self.temperature[slot] = sampling.temperature
         self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
         self.has_stops[slot] = bool(sampling.stop)
+        self.is_guided[slot] = request.guide is not None
 
     def read(self, slot: int, request: Request) -> None:
         """Give a request the tokens that were sampled in its slot."""

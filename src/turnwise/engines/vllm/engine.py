@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.grammar import Grammar
+from turnwise.engines.guidance import NO_GRAMMARS, Guidance
+from turnwise.engines.vllm.guided import structured_outputs, with_allowed
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
@@ -68,9 +71,11 @@ class VllmEngine:
         version: int = 0,
         keep_cache: bool = False,
         first_weights: Mapping[str, Any] | None = None,
+        guidance: Guidance | None = None,
     ) -> None:
         """`tensors` are the names that every load must have; `first_weights` are those of `version`, where the service
-        starts with others; `keep_cache` reuses prefixes that older weights computed."""
+        starts with others; `keep_cache` reuses prefixes that older weights computed; `guidance` reads grammars as vLLM
+        does, and without it calls may have none."""
         self.service = service
         self.transfer = transfer
         self.context = context
@@ -78,6 +83,7 @@ class VllmEngine:
         self.version = version
         self.keep_cache = keep_cache
         self.first_weights = first_weights
+        self.guidance = guidance
         self.end_tokens = sorted(set(end_tokens))
         self.tensors = frozenset(tensors)
         self.free_slots = slots
@@ -104,6 +110,8 @@ class VllmEngine:
             raise ValueError(f"vLLM samples at a temperature of 0, or of {MIN_TEMPERATURE} and more; set that")
         if self.closed:
             raise EngineFailure("the engine was closed")
+        if sampling.grammar is not None:
+            await self.check_grammar(sampling.grammar)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         submitted_at = time.perf_counter()
@@ -120,7 +128,21 @@ class VllmEngine:
         finally:
             self.calls.remove(call)
         completion = completion_of(answer, sampling)
+        if sampling.grammar is not None and self.guidance is not None:
+            completion = await asyncio.to_thread(with_allowed, completion, self.guidance, sampling.grammar)
         return replace(completion, timing=replace(completion.timing, queued=completion.timing.queued + queued))
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """ValueError where a grammar cannot be followed, or what it allowed could not be told afterwards."""
+        if self.guidance is None:
+            raise ValueError(NO_GRAMMARS)
+        if not set(self.guidance.end_tokens) <= set(self.end_tokens):
+            raise ValueError("vLLM ends a grammar with the tokenizer's end token, which does not end an action here")
+        await asyncio.to_thread(self.guidance.guide, grammar)
+        async with self.changing:
+            await self.start()
+        if self.service.guidance_problem:
+            raise ValueError(self.service.guidance_problem)
 
     async def ask(self, call: PendingCall, prompt: Tokens, sampling: Mapping[str, Any]) -> VllmAnswer | None:
         """vLLM's answer; None where the call was aborted before vLLM got it."""
@@ -271,7 +293,8 @@ class VllmEngine:
 
 def sampling_params(sampling: Sampling, engine: VllmEngine, prompt_tokens: int, seed: int) -> dict[str, Any]:
     """vLLM's SamplingParams. Only our end tokens end an action, and text is decoded only to look for stop strings."""
-    return {
+    guided = {} if sampling.grammar is None else {"structured_outputs": structured_outputs(sampling.grammar)}
+    return guided | {
         "max_tokens": min(sampling.max_tokens, engine.context - prompt_tokens),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

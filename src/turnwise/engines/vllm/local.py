@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.engines.vllm.guided import BACKEND as BACKEND_OF_GRAMMARS
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
 from turnwise.weights.shared_memory import shared_memory_folder
@@ -53,6 +54,8 @@ class LocalSettings:
 class LocalVllm:
     """`VllmService` that starts a vLLM on a model that `save` writes into a folder."""
 
+    guidance_problem = ""
+
     def __init__(self, save: Callable[[Path], None], settings: LocalSettings) -> None:
         self.save = save
         self.settings = settings
@@ -71,12 +74,15 @@ class LocalVllm:
         self.folder = tempfile.TemporaryDirectory(prefix="turnwise-", dir=shared_memory_folder())
         self.save(Path(self.folder.name))
         with environment(vllm_variables(self.settings)):
+            from vllm.config import StructuredOutputsConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.executor import Executor
 
-            arguments = AsyncEngineArgs(model=self.folder.name, **engine_arguments(self.settings, context))
+            guided = StructuredOutputsConfig(backend=BACKEND_OF_GRAMMARS)
+            settings = engine_arguments(self.settings, context)
+            arguments = AsyncEngineArgs(model=self.folder.name, structured_outputs_config=guided, **settings)
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
             with environment(child_variables(self.settings)):
                 self.llm = AsyncLLM(
@@ -100,10 +106,13 @@ class LocalVllm:
 
     async def generate(self, call: VllmCall) -> VllmAnswer:
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         prompt = tokens_input(call.prompt, cache_salt=call.salt)
-        sampling = SamplingParams(**call.sampling, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True)
+        given: dict[str, Any] = dict(call.sampling)
+        if "structured_outputs" in given:
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        sampling = SamplingParams(**given, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True)
         last: Any = None
         async for update in self.llm.generate(prompt, sampling, call.name, session_id=call.session):
             last = update

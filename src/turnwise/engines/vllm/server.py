@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from turnwise.engines.vllm.guided import config_problem
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
 
@@ -26,6 +27,7 @@ class VllmServer:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.session: Any = None
+        self.guidance_problem = ""
 
     async def start(self, context: int) -> None:
         """Connect, and refuse a server with other logprobs or a shorter context."""
@@ -41,7 +43,9 @@ class VllmServer:
             raise
 
     async def check(self, context: int) -> None:
-        info = (await self.get("server_info", config_format="json"))["vllm_config"]["model_config"]
+        config = (await self.get("server_info", config_format="json"))["vllm_config"]
+        info = config["model_config"]
+        self.guidance_problem = config_problem(config.get("structured_outputs_config"))
         if info["logprobs_mode"] != LOGPROBS:
             raise ValueError(f"{self.url} gives {info['logprobs_mode']}; start it with --logprobs-mode {LOGPROBS}")
         if info["max_model_len"] < context:

@@ -54,6 +54,9 @@ class VllmAnswer:
 class VllmService(TransferControl, Protocol):
     """A running vLLM. Its methods may raise any exception; the engine turns it into an EngineFailure."""
 
+    guidance_problem: str
+    """Why no call may have a grammar; empty where calls may. Known once it has started."""
+
     async def start(self, context: int) -> None:
         """Be ready for calls of so many tokens."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.engines.base import MOST_TOKENS, shown
+from turnwise.engines.grammar import Grammar
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.toolcalls import is_text
 from turnwise.serve.dialects.body import Unreadable, read_value
@@ -58,6 +59,8 @@ class Ask:
     """The id of the answer that the messages continue, if the client relies on the stored conversation."""
     instructions: int = 0
     """How many of the first messages apply to this request only and are not part of the conversation."""
+    grammar: Grammar | None = None
+    """The form that the answer must have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from turnwise.serve.dialects.ask import (
     text_of,
     unfit,
 )
+from turnwise.serve.dialects.structured import openai_format
 from turnwise.types import StopReason
 
 HARMLESS = (
@@ -41,8 +42,9 @@ def read(body: Any) -> Ask:
     tools = function_tools(fields.items("tools"), lambda entry: entry.table("function"))
     choice = fields.left.pop("tool_choice", None)
     limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
-    settings = settings_of(fields) | call_settings_of(fields, choice)
-    refuse_format(fields.table("response_format"))
+    has_tools = bool(tools) and choice != "none"
+    grammar, ignored = openai_format(fields, fields.table("response_format"), "response_format", has_tools)
+    settings = settings_of(fields) | call_settings_of(fields, choice) | ignored
     if fields.integer("top_logprobs", 0):
         raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
     usage = Fields(fields.table("stream_options"), "stream_options")
@@ -62,6 +64,7 @@ def read(body: Any) -> Ask:
         logprobs=logprobs,
         stream=stream,
         stream_usage=usage.flag("include_usage"),
+        grammar=grammar,
     )
 
 
@@ -85,11 +88,6 @@ def call_settings_of(fields: Fields, choice: Any) -> dict[str, Any]:
     settings = {} if choice in (None, "auto", "none") else {"tool_choice": choice}
     parallel = fields.take("parallel_tool_calls", bool, "true or false")
     return settings | ({"parallel_tool_calls": False} if parallel is False else {})
-
-
-def refuse_format(form: Any) -> None:
-    if not isinstance(form, dict) or form.get("type", "text") != "text":
-        raise unfit("response_format must be text; ask for JSON in a message")
 
 
 def messages_of(entries: list[Any]) -> Messages:

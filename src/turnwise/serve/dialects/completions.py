@@ -8,6 +8,7 @@ from typing import Any
 from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
 from turnwise.serve.dialects.ask import Ask, Fields, checked_text, unfit
 from turnwise.serve.dialects.chat import HARMLESS, error, error_event, finish_of, settings_of, usage_of
+from turnwise.serve.dialects.structured import openai_format
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
@@ -20,6 +21,7 @@ def read(body: Any) -> Ask:
     model = fields.required("model")
     raw = prompt_of(fields)
     limit = fields.integer("max_tokens", 1)
+    grammar, _ = openai_format(fields, fields.table("response_format"), "response_format", has_tools=False)
     settings, stop, stream = settings_of(fields), fields.texts("stop"), fields.flag("stream")
     logprobs = fields.take("logprobs", (int, bool), "a whole number")
     if logprobs is not None and logprobs > 1:
@@ -40,6 +42,7 @@ def read(body: Any) -> Ask:
         logprobs=logprobs is not None,
         stream=stream,
         stream_usage=usage.flag("include_usage"),
+        grammar=grammar,
     )
 
 

@@ -19,6 +19,7 @@ from turnwise.serve.dialects.ask import (
     tool_of,
     unfit,
 )
+from turnwise.serve.dialects.structured import anthropic_format
 from turnwise.types import StopReason
 
 HARMLESS = ("metadata", "service_tier", "container", "inference_geo", "speed")
@@ -34,6 +35,8 @@ def read(body: Any) -> Ask:
     messages = messages_of(fields.items("messages"))
     tools = tools_of(fields.items("tools"))
     choice = fields.table("tool_choice")
+    config = fields.table("output_config")
+    grammar, ignored = anthropic_format(fields, config, bool(tools) and choice.get("type") != "none")
     settings = {
         "temperature": fields.number("temperature", 0, 1),
         "top_p": fields.number("top_p", 1e-6, 1),
@@ -41,10 +44,11 @@ def read(body: Any) -> Ask:
         "thinking": thought if (thought := fields.table("thinking")).get("type", "disabled") != "disabled" else None,
         "tool_choice": choice if choice.get("type", "auto") not in ("auto", "none") else None,
         "disable_parallel_tool_use": True if choice.get("disable_parallel_tool_use") else None,
-        "effort": fields.table("output_config").get("effort"),
+        "effort": config.get("effort"),
+        **ignored,
     }
     stop, stream = fields.texts("stop_sequences"), fields.flag("stream")
-    fields.refuse("mcp_servers", "context_management", "output_format")
+    fields.refuse("mcp_servers", "context_management")
     fields.ignore(*HARMLESS)
     fields.refuse_unknown()
     instructions = (Message("system", system),) if system else ()
@@ -56,6 +60,7 @@ def read(body: Any) -> Ask:
         stop=stop,
         settings={name: value for name, value in settings.items() if value is not None},
         stream=stream,
+        grammar=grammar,
     )
 
 

@@ -23,6 +23,7 @@ from turnwise.serve.dialects.ask import (
     unfit,
 )
 from turnwise.serve.dialects.chat import error
+from turnwise.serve.dialects.structured import openai_format
 from turnwise.types import StopReason
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
@@ -45,8 +46,9 @@ def read(body: Any) -> Ask:
     settings = chat.settings_of(fields) | chat.call_settings_of(fields, choice)
     if reasoning := fields.table("reasoning"):
         settings["reasoning"] = reasoning
-    form = fields.table("text")
-    chat.refuse_format(form.get("format") or {})
+    form = fields.table("text").get("format")
+    grammar, ignored = openai_format(fields, form, "text.format", bool(tools) and choice != "none")
+    settings |= ignored
     logprobs = "message.output_text.logprobs" in fields.items("include")
     if fields.integer("top_logprobs", 0):
         raise unfit("top_logprobs is not supported: only the sampled token's logprob is known")
@@ -67,6 +69,7 @@ def read(body: Any) -> Ask:
         stream=stream,
         after=after,
         instructions=len(system),
+        grammar=grammar,
     )
 
 
