@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.messages import Message
+from turnwise.messages import Message, ToolSpec
 from turnwise.tokens import Floats, Tokens, frozen_array, pack_tokens
 
 
@@ -189,6 +189,10 @@ class Trajectory:
     """Named parts of the outcome, for people; nothing trains on them."""
     failure: str = ""
     """Why it failed: what was raised and where, then a colon and what it said. Empty where it did not."""
+    opening: tuple[Message, ...] = ()
+    """The messages of the first prompt, for people and other formats; empty where nobody recorded them."""
+    tools: tuple[ToolSpec, ...] = ()
+    """The tools that the first prompt offered."""
     buffer: Tokens = field(init=False, repr=False)
     """[N] the tokens of all turns; a history that only grew is in it once."""
     spans: NDArray[np.int64] = field(init=False, repr=False)
@@ -230,7 +234,8 @@ class Trajectory:
     def __reduce__(self) -> tuple[Any, ...]:
         buffer, spans = self.buffer, self.spans
         rest = [(t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke) for t in self.turns]
-        return rebuild_trajectory, (buffer, spans, rest, self.status, self.outcome, dict(self.marks), self.failure)
+        ended = self.status, self.outcome, dict(self.marks), self.failure
+        return rebuild_trajectory, (buffer, spans, rest, *ended, self.opening, self.tools)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,8 +300,10 @@ def rebuild_trajectory(
     outcome: float,
     marks: dict[str, float],
     failure: str = "",
+    opening: tuple[Message, ...] = (),
+    tools: tuple[ToolSpec, ...] = (),
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False
     turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
-    return Trajectory(turns, status, outcome, marks, failure)
+    return Trajectory(turns, status, outcome, marks, failure, opening, tools)

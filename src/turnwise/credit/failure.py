@@ -60,4 +60,6 @@ def penalised(trajectory: Trajectory, value: float) -> Trajectory:
         outcome=value,
         marks={**trajectory.marks, str(trajectory.status): 1.0},
         failure=trajectory.failure,
+        opening=trajectory.opening,
+        tools=trajectory.tools,
     )
