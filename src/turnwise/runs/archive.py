@@ -183,6 +183,19 @@ def open_archive(path: Path, source: Any) -> Any:
     return file
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file is of the archive. A Parquet file that cannot be read is: whoever opens it says what is wrong."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    try:
+        return FORMAT_KEY in (pq.read_schema(path).metadata or {})
+    except pa.ArrowException:
+        return True
+
+
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
     """Say in one line what is wrong with a file whose checksum was not there to say it."""
