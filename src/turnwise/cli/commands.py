@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 from turnwise import disk
 from turnwise.cli.attended import attended
 from turnwise.cli.events import events
+from turnwise.cli.export import export_command
 from turnwise.cli.parser import parsed
 from turnwise.cli.replay import replay_of, resuming_of, say_differences
 from turnwise.cli.report import compare_command, report_command
@@ -297,6 +298,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": report_command,
     "compare": compare_command,
     "rescore": rescore_command,
+    "export": export_command,
     "verify": verify_command,
     "cost": cost_command,
     "why": why_command,

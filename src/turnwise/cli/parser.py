@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.export import add_export_command
 from turnwise.cli.replay import add_best_options, add_replay_option
 from turnwise.cli.report import add_report_commands
 from turnwise.cli.rescore import add_rescore_command
@@ -24,6 +25,7 @@ EPILOG = """examples:
   turnwise rescore runs/quickstart --env mine:Hops             what a changed reward would have paid; see rescore --help
   turnwise sft --from runs/quickstart --best out=models/best   imitate the best attempts of a run
   turnwise sft recipes/quickstart.toml out=models/warm         only the warm start; writes a model folder
+  turnwise export runs/quickstart --format openai talks.jsonl  recorded attempts for others; see export --help
   turnwise view runs/quickstart                                its curves, attempts and tokens in a browser
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
@@ -98,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
     add_eval_command(commands)
     add_inspection_commands(commands)
     add_view_command(commands)
+    add_export_command(commands)
     add_model_commands(commands)
     add_data_commands(commands)
     return top
