@@ -54,8 +54,8 @@ train and write every format, and compare what is lost with this page.
 
 Every message of the assistant that is trained becomes a turn of its own: its prompt is what the chat template writes
 for the messages before it and the tools, and its action is what the template writes for the message, up to the end
-token that the template writes. Nothing else is trained. A message with calls needs `rollout.tools`, and its action must be
-read as the same calls.
+token that the template writes. Nothing else is trained. A message with calls needs `rollout.tools`, and its action must
+be read as the same calls.
 
 * A message of the assistant is trained unless its `weight` is 0 (`trainable` or `train` false). In a completion all are
   trained, in a prompt none. In ART the choices are trained, in a trace of verifiers the sampled messages, and in ATIF
