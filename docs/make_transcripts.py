@@ -124,7 +124,8 @@ settings = { scorer = "auto" }
 | `module:function` | your function says so |
 
 Such a function has the parameters of verl's `compute_score` (data_source, solution_str, ground_truth, extra_info) and
-returns a number, or a mapping with `score`, whose other numbers become marks.
+returns a number, or a mapping with `score`, whose other numbers become marks. The scorers above follow verl's, but are
+not its code: for verl's own numbers, set `scorer = "verl.utils.reward_score:default_compute_score"`.
 
 ## A row of each format
 

@@ -37,7 +37,7 @@ def read(row: Cell) -> list[Transcript]:
     row.only(*FIELDS)
     info = row.at("info")
     inside = info.parsed().at("oai_tools") if info is not None and info.value else None
-    known = {
+    known: dict[str, Any] = {
         "tools": read_tools(row.at("tool_defs") or row.at("oai_tools") or inside),
         "reward": reward_of(row.at("reward")),
         "marks": marks_of(row.at("metrics")),
@@ -58,7 +58,7 @@ def read_trace(row: Cell) -> list[Transcript]:
     nodes = row.need("nodes").items()
     parents = [parent_of(node, index) for index, node in enumerate(nodes)]
     leaves = [index for index in range(len(nodes)) if index not in parents]
-    known = {
+    known: dict[str, Any] = {
         "tools": read_tools(row.at("tools")),
         "reward": reward_of_trace(row.at("rewards")),
         "marks": marks_of(row.at("metrics")),

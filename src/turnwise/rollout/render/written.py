@@ -9,6 +9,7 @@ import numpy as np
 from turnwise.messages import Message, ToolSpec
 from turnwise.rollout.render.control import GuardedText
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.render.toolcalls import CLOSED
 from turnwise.tokens import Tokens
 
 
@@ -18,7 +19,7 @@ def written_action(renderer: Renderer, messages: Sequence[Message], tools: tuple
 
     A template may write more than the message says, such as an empty block of thinking, and that is what the model has
     to sample. Where the text of the prompt does not go on in the text of the conversation, because the prompt opens
-    thinking, the message is written as a model would sample it."""
+    thinking, the message is written as a model would sample it; without thinking it begins by closing that."""
     *before, message = messages
     if message.calls and renderer.template.format is None:
         raise ValueError(
@@ -26,7 +27,10 @@ def written_action(renderer: Renderer, messages: Sequence[Message], tools: tuple
         )
     prompt, whole = renderer.template.render(before, tools), renderer.template.render(messages, tools, opening=False)
     if not whole.text.startswith(prompt.text):
-        return renderer.action(message)
+        sampled = renderer.action(message)
+        if message.thinking or CLOSED in message.content or not renderer.opened(renderer.encode(prompt)):
+            return sampled
+        return np.concatenate([renderer.encode(f"{CLOSED}\n\n"), sampled])
     written = whole.after(len(prompt.text))
     place, token = end_of(renderer, written, message)
     text = written if token is None else written.before(place)
