@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.allowed import Allowed
-from turnwise.messages import Message
+from turnwise.messages import Message, ToolSpec
 from turnwise.tokens import Floats, Tokens, frozen_array, pack_tokens
 
 
@@ -197,6 +197,10 @@ class Trajectory:
     seat: int = 0
     """Which side of a game it played, if several seats of a game are attempts. Only attempts of the same seat are
     compared with each other."""
+    opening: tuple[Message, ...] = ()
+    """The messages of the first prompt, for people and other formats; empty where nobody recorded them."""
+    tools: tuple[ToolSpec, ...] = ()
+    """The tools that the first prompt offered."""
     buffer: Tokens = field(init=False, repr=False)
     """[N] the tokens of all turns; a history that only grew is in it once."""
     spans: NDArray[np.int64] = field(init=False, repr=False)
@@ -241,7 +245,7 @@ class Trajectory:
             (t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke, t.allowed)
             for t in self.turns
         ]
-        end = (self.status, self.outcome, dict(self.marks), self.failure, self.seat)
+        end = self.status, self.outcome, dict(self.marks), self.failure, self.seat, self.opening, self.tools
         return rebuild_trajectory, (buffer, spans, rest, *end)
 
 
@@ -323,8 +327,10 @@ def rebuild_trajectory(
     marks: dict[str, float],
     failure: str = "",
     seat: int = 0,
+    opening: tuple[Message, ...] = (),
+    tools: tuple[ToolSpec, ...] = (),
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False
     turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
-    return Trajectory(turns, status, outcome, marks, failure, seat)
+    return Trajectory(turns, status, outcome, marks, failure, seat, opening, tools)

@@ -2,9 +2,11 @@ import json
 
 import pytest
 
+from turnwise.assemble import task_tables
 from turnwise.assemble.environments import tasks_of
 from turnwise.assemble.task_tables import given_tasks
 from turnwise.envs.guess import Guess
+from turnwise.envs.split import is_heldout
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import Task
 
@@ -101,3 +103,24 @@ def test_a_recipe_takes_tasks_from_a_table(tmp_path):
 def test_settings_that_would_be_ignored_are_refused(entry, message):
     with pytest.raises(ValueError, match=message):
         parse_recipe({"env": [{"name": "guess", **entry}]}, "here")
+
+
+def test_a_small_table_is_split_with_a_hint(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(task_tables.log, "warning", lambda line, *parts: said.append(line % parts))
+    assert not any(map(is_heldout, "abcd"))
+    source = table(tmp_path, *({"id": name} for name in "abcd"))
+    train, heldout = (given(source, split) for split in ("train", "heldout"))
+    assert (len(train), len(heldout)) == (3, 1)
+    assert {task.id for task in train}.isdisjoint(task.id for task in heldout)
+    hint = f"{source} has only 4 tasks: 1 held out, 3 to train on; name tasks to evaluate on in env.heldout"
+    assert said == [hint]
+
+
+def test_one_task_cannot_be_split(tmp_path):
+    with pytest.raises(
+        ValueError, match="has 1 task, too few to hold one out; name tasks to evaluate on in env.heldout"
+    ):
+        given(table(tmp_path, {"n": 1}))
+    with pytest.raises(ValueError, match="has 0 tasks, too few"):
+        given(table(tmp_path))

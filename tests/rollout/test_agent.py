@@ -79,6 +79,7 @@ def test_a_turn_holds_what_was_sent_and_sampled_and_what_came_back(wrap):
     assert first.heard == user("colder")
     assert second.reward == 0.0
     assert second.heard == ()
+    assert (made.opening, made.tools) == (user("go"), ())
     assert render.decode(second.prompt) == (
         "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\ntry this<|im_end|>\n"
         "<|im_start|>user\ncolder<|im_end|>\n<|im_start|>assistant\n"

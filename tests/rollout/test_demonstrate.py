@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -9,10 +8,11 @@ from support.acting import byte_tokenizer, limits, renderer, run
 from turnwise.envs.base import Reply
 from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.hops import Hops
+from turnwise.interop.transcripts.transcript import Transcript
 from turnwise.messages import Message, ToolCall, ToolSpec
-from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations, read_demonstrations
+from turnwise.rollout.demonstrate import Demonstrator, RecordedDemonstrations
 from turnwise.rollout.render.renderer import Renderer
-from turnwise.types import Status, Task
+from turnwise.types import Status
 
 TASKS = list(Hops.tasks("train", 0, count=6, links=(2, 3)))
 
@@ -95,106 +95,75 @@ def test_who_can_demonstrate():
     assert not can_demonstrate(Reply())
 
 
-# ---------------------------------------------------------------- conversations from a file
+# ---------------------------------------------------------------- transcripts
 
 
-def conversation(*pairs):
-    return json.dumps({"messages": [{"role": role, "content": content} for role, content in pairs]}, ensure_ascii=False)
+def recorded(messages, trained=None, render=None, **known):
+    """The demonstrations of one transcript, whose assistant's messages after the first are trained unless given."""
+    messages = tuple(message if isinstance(message, Message) else Message(*message) for message in messages)
+    usual = tuple(message.role == "assistant" and index > 0 for index, message in enumerate(messages))
+    transcript = Transcript(messages, trained or usual, place="talks.jsonl, row 3", **known)
+    return RecordedDemonstrations(render or renderer(), [transcript], "talks")
 
 
-def written(tmp_path, *lines):
-    path = tmp_path / "talks.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+def attempt_of(demonstrations):
+    (made,) = demonstrations.group(demonstrations.tasks[0]).trajectories
+    return made
 
 
-GOOD = conversation(("user", "hé"), ("assistant", "ho"))
-
-
-def test_conversations_become_tasks(tmp_path):
-    path = written(
-        tmp_path, GOOD, "", "   ", conversation(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"))
-    )
-    tasks = read_demonstrations(path)
-    assert [task.id for task in tasks] == ["talks.jsonl:1", "talks.jsonl:4"]
-    assert {task.dataset for task in tasks} == {"talks"}
-    assert tasks[0].data == {"messages": [["user", "hé"], ["assistant", "ho"]]}
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("not json", "line 2: expected"),
-        ("[1, 2]", "line 2: expected"),
-        ('"text"', "line 2: expected"),
-        ("{}", "line 2: expected"),
-        ('{"messages": 3}', "line 2: expected"),
-        ('{"messages": "hello"}', "line 2: expected"),
-        ('{"messages": [{"role": "user"}]}', "line 2: expected"),
-        ('{"messages": [["user", "hi"]]}', "line 2: expected"),
-        (conversation(("user", "a"), ("assistant", None)), "line 2: expected"),
-        (conversation(("user", [{"type": "text"}]), ("assistant", "b")), "line 2: expected"),
-        ('{"messages": []}', "line 2: needs a message of the assistant"),
-        (conversation(("user", "a")), "line 2: needs a message of the assistant"),
-        (conversation(("assistant", "a"), ("user", "b")), "line 2: needs a message of the assistant"),
-    ],
-)
-def test_a_mistake_in_a_file_is_one_line_that_says_where(tmp_path, line, says):
-    with pytest.raises(ValueError, match=says) as raised:
-        read_demonstrations(written(tmp_path, GOOD, line))
-    assert "talks.jsonl" in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ValueError, match="cannot read demonstrations"):
-        read_demonstrations(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="cannot read demonstrations"):
-        read_demonstrations(tmp_path)
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="cannot read demonstrations"):
-        read_demonstrations(tmp_path / "binary.jsonl")
-    with pytest.raises(ValueError, match="holds no demonstrations"):
-        read_demonstrations(written(tmp_path, "", " "))
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\u2029"])
-def test_separators_that_json_allows_in_a_string(tmp_path, separator):
-    (task,) = read_demonstrations(written(tmp_path, conversation(("user", f"a{separator}b"), ("assistant", "c"))))
-    assert task.data["messages"][0][1] == f"a{separator}b"
+PAIRS = [
+    ("system", "be brief"),
+    ("user", "one"),
+    ("assistant", "1"),
+    ("user", "two"),
+    ("tool", "2?"),
+    ("assistant", "2"),
+    ("assistant", "and 3"),
+    ("user", "thanks"),
+]
 
 
 def test_every_message_of_the_assistant_is_a_turn():
-    pairs = [
-        ("system", "be brief"),
-        ("user", "one"),
-        ("assistant", "1"),
-        ("user", "two"),
-        ("tool", "2?"),
-        ("assistant", "2"),
-        ("assistant", "and 3"),
-        ("user", "thanks"),
-    ]
-    group = run(RecordedDemonstrations(renderer()).group(Task("x", "talks", {"messages": pairs}), 0))
-    (made,) = group.trajectories
+    made = attempt_of(recorded(PAIRS, reward=0.5))
     assert made.status is Status.finished
-    assert made.outcome == 0.0
-    assert group.failed == ()
+    assert made.outcome == 0.5
+    assert made.opening == tuple(Message(*pair) for pair in PAIRS[:2])
     assert [turn.said.content for turn in made.turns] == ["1", "2", "and 3"]
     render = renderer()
-    messages = [Message(*pair) for pair in pairs]
+    messages = [Message(*pair) for pair in PAIRS]
     for turn, place in zip(made.turns, (2, 5, 6), strict=True):
         assert turn.prompt.tolist() == render.first(messages[:place]).tokens.tolist()
         assert render.decode(turn.action) == messages[place].content + "<|im_end|>"
         assert np.isnan(turn.logprobs).all()
         assert turn.versions.tolist() == [0] * len(turn.action)
+    assert made.turns[0].heard == (Message("user", "two"), Message("tool", "2?"))
+
+
+def test_only_messages_that_are_trained_are_turns():
+    made = attempt_of(recorded(PAIRS, trained=(False,) * 5 + (True, False, False)))
+    assert [turn.said.content for turn in made.turns] == ["2"]
+    assert "1<|im_end|>" in renderer().decode(made.turns[0].prompt)
 
 
 def test_a_conversation_that_the_assistant_opens():
-    pairs = [("assistant", "hello"), ("user", "hi"), ("assistant", "how are you")]
-    (made,) = run(RecordedDemonstrations(renderer()).group(Task("x", "talks", {"messages": pairs}), 0)).trajectories
+    made = attempt_of(recorded([("assistant", "hello"), ("user", "hi"), ("assistant", "how are you")]))
     assert [turn.said.content for turn in made.turns] == ["how are you"]
     assert "hello<|im_end|>" in renderer().decode(made.turns[0].prompt)
+
+
+def test_text_that_spells_an_end_token_stays_text():
+    made = attempt_of(recorded([("user", "a"), ("assistant", "b<|im_end|>c")]))
+    (turn,) = made.turns
+    assert turn.action.tolist().count(renderer().end_token) == 1
+    assert turn.action[-1] == renderer().end_token
+
+
+def test_calls_without_a_format_are_named():
+    call = Message("assistant", "", calls=(ToolCall("get", {"name": "amber"}),))
+    demonstrations = recorded([("user", "a"), call])
+    with pytest.raises(ValueError, match="^talks.jsonl, row 3: message 2: it has tool calls, and no format") as raised:
+        attempt_of(demonstrations)
+    assert "\n" not in str(raised.value)
 
 
 # ---------------------------------------------------------------- tools
@@ -225,19 +194,22 @@ def test_an_expert_may_say_messages_with_calls():
         assert turn.action[-1] == render.end_token
 
 
-def test_tools_of_a_recorded_conversation_are_described(tmp_path):
-    row = {**json.loads(GOOD), "tools": [GET.schema, {"type": "function", "function": {"name": "stop"}}]}
-    (task,) = read_demonstrations(written(tmp_path, json.dumps(row)))
+def test_calls_and_results_of_a_transcript_are_turns():
     render = Renderer(byte_tokenizer(), tools="hermes")
-    (made,) = run(RecordedDemonstrations(render).group(task, 0)).trajectories
-    shown = render.decode(made.turns[0].prompt)
-    assert "Where a name leads." in shown
-    assert '"stop"' in shown
-
-
-@pytest.mark.parametrize("tools", [3, {}, [3], [{}], [{"function": {"name": "no name"}}]])
-def test_tools_that_are_none_are_a_mistake_in_the_file(tmp_path, tools):
-    if tools == {}:
-        tools = {"function": {"name": "get"}}  # one, and not a list of them
-    with pytest.raises(ValueError, match="line 1: expected"):
-        read_demonstrations(written(tmp_path, json.dumps({**json.loads(GOOD), "tools": tools})))
+    calls = (ToolCall("get", {"name": "amber"}), ToolCall("get", {"name": "cedar"}))
+    messages = [
+        ("user", "where?"),
+        Message("assistant", "let me see", calls=calls),
+        ("tool", "cedar"),
+        ("tool", "elm"),
+        ("assistant", "elm"),
+    ]
+    made = attempt_of(recorded(messages, render=render, tools=(GET,)))
+    first, second = made.turns
+    assert "Where a name leads." in render.decode(first.prompt)
+    assert render.said(first.prompt, first.action) == messages[1]
+    assert first.action[-1] == render.end_of_call
+    assert render.decode(second.action) == "elm<|im_end|>"
+    shown = render.decode(second.prompt)
+    assert shown.index("amber") < shown.index("elm")
+    assert first.heard == (Message("tool", "cedar"), Message("tool", "elm"))

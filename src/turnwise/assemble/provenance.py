@@ -103,7 +103,9 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
         "recipe": what_counts(recipe.model_dump(mode="json")),
         "model": {} if recipe.model.path == "tiny" else model_files(model_folder(recipe.model.path)),
         "files": dict(sorted((name, digest) for name, digest in files_of(recipe))),
-        "code": code_of(module for entry in recipe.env for module in modules_of(entry)),
+        "code": code_of(
+            [*(module for entry in recipe.env for module in modules_of(entry)), *module_of(recipe.sft.data)]
+        ),
         "turnwise": code_of_ours(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in COMPUTE},
@@ -151,7 +153,7 @@ def files_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
             try:
                 if path.is_file():
                     yield word, digest_of(path)
-                elif word.startswith("hf:") and path.is_dir():
+                elif path.is_dir() and (word.startswith("hf:") or word == recipe.sft.data):
                     yield from ((f"{word}/{name}", digest) for name, digest in digests_in(path).items())
             except (OSError, ValueError):  # no name of a file
                 continue
@@ -162,6 +164,12 @@ def modules_of(entry: EnvironmentConfig) -> Iterator[str]:
     yield from (kind.__module__ for kind in environment_class(entry.name).__mro__)
     for text in (ADAPTERS.get(entry.name.partition(":")[0], ""), *texts_in(entry.model_dump())):
         yield from (part for part in text.split(":") if MODULE.fullmatch(part))
+
+
+def module_of(source: str) -> list[str]:
+    """The module of a function that transcripts come from."""
+    module, colon, _ = source.partition(":")
+    return [module] if colon and module != "hf" and MODULE.fullmatch(module) else []
 
 
 def texts_in(value: Any) -> Iterator[str]:

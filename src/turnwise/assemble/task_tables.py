@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,18 +13,41 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.data.tables import Row, read_rows
 from turnwise.envs.capabilities import task_fields_of
-from turnwise.envs.split import is_heldout
+from turnwise.envs.split import digest_of, is_heldout
 from turnwise.recipe.arguments import suggest
 from turnwise.types import Task
 
+log = logging.getLogger(__name__)
 WHOLE = frozenset({"id", "dataset", "data"})
 """Fields of a row that has a task's data in a field of its own; those of any other row are the data themselves."""
 
 
 def given_tasks(train: str, heldout: str, split: str, label: str, kind: Any) -> Iterator[Task]:
     """The tasks of a split for a class of environments: of the table for it, or, where only one for training is given,
-    the fifth of its tasks whose ids say so are held out."""
-    source = heldout if split == "heldout" and heldout else train
+    the fifth of its tasks whose ids say so are held out. In a small table that may be none or all; then a fifth of it,
+    at least one task, is held out by the order of the ids' digests."""
+    tasks = list(tasks_in(heldout if split == "heldout" and heldout else train, label, kind))
+    if heldout:
+        yield from tasks
+        return
+    held = {task.id for task in tasks if is_heldout(task.id)}
+    if not held or len(held) == len(tasks):
+        if len(tasks) < 2:
+            raise ValueError(
+                f"{train} has {len(tasks)} task{'' if tasks else 's'}, too few to hold one out; name tasks to evaluate "
+                "on in env.heldout"
+            )
+        held = {task.id for task in sorted(tasks, key=lambda task: digest_of(task.id))[: math.ceil(len(tasks) / 5)]}
+        if split == "heldout":
+            log.warning(
+                "%s has only %d tasks: %d held out, %d to train on; name tasks to evaluate on in env.heldout",
+                *(train, len(tasks), len(held), len(tasks) - len(held)),
+            )
+    yield from (task for task in tasks if (task.id in held) == (split == "heldout"))
+
+
+def tasks_in(source: str, label: str, kind: Any) -> Iterator[Task]:
+    """The tasks of a table, each with an id of its own."""
     wanted = fields_of(kind)
     seen: dict[str, str] = {}
     for place, row in read_rows(source):
@@ -30,8 +55,7 @@ def given_tasks(train: str, heldout: str, split: str, label: str, kind: Any) -> 
         if task.id in seen:
             raise ValueError(f'{place}: id "{task.id}" is that of {seen[task.id]}; give each its own')
         seen[task.id] = place
-        if heldout or is_heldout(task.id) == (split == "heldout"):
-            yield task
+        yield task
 
 
 def fields_of(kind: Any) -> dict[str, TypeAdapter[Any]]:

@@ -14,7 +14,7 @@ from turnwise.assemble.checks import check_model
 from turnwise.assemble.engines import engine_of_nobody
 from turnwise.assemble.environments import task_order
 from turnwise.assemble.learner import layout_of, learner_for, placed, portable, sft_learner
-from turnwise.assemble.model import check_group, limits, model_and_tokenizer, renderer_of
+from turnwise.assemble.model import check_group, check_turns, limits, model_and_tokenizer, renderer_of
 from turnwise.assemble.provenance import differences, fingerprint_of, provenance
 from turnwise.credit.correction import uncorrected
 from turnwise.credit.scope import anchor_tokens
@@ -22,6 +22,8 @@ from turnwise.credit.teaching import imitate
 from turnwise.credit.weighting import token_mean
 from turnwise.data.cache import cache_folder, made_again, made_once
 from turnwise.engines.base import vocabulary_of
+from turnwise.interop.transcripts.cell import ReadingNotes
+from turnwise.interop.transcripts.formats import read_transcripts
 from turnwise.learn.losses import likelihood
 from turnwise.learn.objective import Objective
 from turnwise.pretrained import CausalLM, ChatTokenizer
@@ -30,10 +32,10 @@ from turnwise.rollout.demonstrate import (
     ArchivedDemonstrations,
     Demonstrator,
     RecordedDemonstrations,
-    read_demonstrations,
 )
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.runs.archive import is_archive
 from turnwise.runs.screen import Screen
 from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.schedule.workers import inline
@@ -83,17 +85,17 @@ async def warm_up(
     stop: asyncio.Event,
 ) -> None:
     """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
-    async with demonstrating(recipe, environments, model, tokenizer) as parts:
+    async with demonstrating(recipe, environments, model, tokenizer, screen) as parts:
         model.load_state_dict(await warm_start.imitate(parts, screen, stop, environments.failures.sum_up))
 
 
 @asynccontextmanager
 async def demonstrating(
-    recipe: Recipe, environments: Environments, model: CausalLM, tokenizer: ChatTokenizer
+    recipe: Recipe, environments: Environments, model: CausalLM, tokenizer: ChatTokenizer, screen: Screen | None = None
 ) -> AsyncIterator[LoopParts]:
     """What the loop works with in a warm start: demonstrations for attempts and likelihood for a loss."""
     renderer = renderer_of(recipe, model, tokenizer)
-    order, make_group = demonstrations(recipe, environments, renderer, model)
+    order, make_group = demonstrations(recipe, environments, renderer, model, screen)
     lay_out = layout_of(recipe, model)
     stages = Stages(
         make_group=make_group,
@@ -115,17 +117,14 @@ async def demonstrating(
 
 
 def demonstrations(
-    recipe: Recipe, environments: Environments, renderer: Renderer, model: CausalLM
+    recipe: Recipe, environments: Environments, renderer: Renderer, model: CausalLM, screen: Screen | None
 ) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
     """(in which order tasks are met, what demonstrates one): from a file of attempts or conversations, or by the
     environments' experts."""
-    if recipe.sft.data.endswith(".parquet"):
+    if recipe.sft.format == "turnwise" or (recipe.sft.format == "auto" and is_archive(Path(recipe.sft.data))):
         return archived_attempts(recipe, renderer, model)
     if recipe.sft.data:
-        recorded = RecordedDemonstrations(renderer)
-        tasks = read_demonstrations(Path(recipe.sft.data))
-        order = TaskOrder({tasks[0].dataset: tasks}, {tasks[0].dataset: 1.0}, recipe.seed)
-        return order, lambda draw: recorded.group(draw.task, draw.epoch)
+        return transcribed_attempts(recipe, renderer, model, screen)
     supplies, noise = environments.demonstrating(), recipe.sft.noise
     expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, noise, environments.plays)
     order = task_order(recipe, environments.tasks("train", recipe.sft.demonstrations))
@@ -149,6 +148,36 @@ def archived_attempts(
 
     dataset = archived.tasks[0].dataset
     return TaskOrder({dataset: archived.tasks}, {dataset: 1.0}, recipe.seed), make_group
+
+
+def transcribed_attempts(
+    recipe: Recipe, renderer: Renderer, model: CausalLM, screen: Screen | None
+) -> tuple[TaskOrder, Callable[[Draw], Awaitable[Group]]]:
+    """Transcripts in the order of the seed, once it is known that the template writes all of them."""
+    notes, source = ReadingNotes(), recipe.sft.data
+    dataset = Path(source).stem or source
+    recorded = RecordedDemonstrations(renderer, read_transcripts(source, recipe.sft.format, notes), dataset)
+    if not recorded.tasks:
+        raise ValueError(f"{source} holds no demonstrations")
+    vocabulary = vocabulary_of(model)
+    for task in recorded.tasks:
+        place, (made,) = recorded.transcripts[task.id].place, recorded.group(task).trajectories
+        try:
+            check_turns(recipe, vocabulary, made.turns)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+    trained = sum(sum(one.trained) for one in recorded.transcripts.values())
+    lines = [f"{source}: {len(recorded.tasks)} transcripts, of which {trained} messages are trained"]
+    if notes.ignored:
+        listed = ", ".join(f"{name} ({count})" for name, count in notes.ignored.most_common(12))
+        lines.append(f"{source}: fields that are not read, with the number of times: {listed}")
+    for line in lines if screen is not None else ():
+        screen.say(line)
+
+    async def make_group(draw: Draw) -> Group:
+        return recorded.group(draw.task)
+
+    return TaskOrder({dataset: recorded.tasks}, {dataset: 1.0}, recipe.seed), make_group
 
 
 def settings_of(recipe: Recipe) -> Settings:

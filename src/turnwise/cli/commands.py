@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Never
 from turnwise import disk
 from turnwise.cli.attended import attended
 from turnwise.cli.events import events
+from turnwise.cli.export import export_command
 from turnwise.cli.parser import parsed
 from turnwise.cli.push import push_command
 from turnwise.cli.recipes import is_recipe, note_own_files, recipes_command
@@ -301,6 +302,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": report_command,
     "compare": compare_command,
     "rescore": rescore_command,
+    "export": export_command,
     "verify": verify_command,
     "cost": cost_command,
     "why": why_command,

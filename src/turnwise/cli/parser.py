@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from turnwise import __version__
+from turnwise.cli.export import add_export_command
 from turnwise.cli.key_help import add_key_help
 from turnwise.cli.push import add_push_command
 from turnwise.cli.recipes import add_recipes_command
@@ -30,6 +31,7 @@ EPILOG = """examples:
   turnwise rescore runs/quickstart --env mine:Hops             what a changed reward would have paid; see rescore --help
   turnwise sft --from runs/quickstart --best out=models/best   imitate the best attempts of a run
   turnwise sft quickstart out=models/warm                      only the warm start; writes a model folder
+  turnwise export runs/quickstart --format openai talks.jsonl  recorded attempts for others; see export --help
   turnwise view runs/quickstart                                its curves, attempts and tokens in a browser
   turnwise verify runs/quickstart                              prove what it recorded, and that layouts change nothing
   turnwise cost runs/quickstart                                what an update costs in each layout
@@ -107,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     add_eval_command(commands)
     add_inspection_commands(commands)
     add_view_command(commands)
+    add_export_command(commands)
     add_model_commands(commands)
     add_push_command(commands)
     add_data_commands(commands)

@@ -61,4 +61,6 @@ def penalised(trajectory: Trajectory, value: float) -> Trajectory:
         marks={**trajectory.marks, str(trajectory.status): 1.0},
         failure=trajectory.failure,
         seat=trajectory.seat,
+        opening=trajectory.opening,
+        tools=trajectory.tools,
     )

@@ -28,3 +28,7 @@ def parse_line(line: str, where: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+    except ValueError:  # Python refuses numbers of thousands of digits
+        raise ValueError(f"{where}: not JSON that can be read (a number is too long)") from None
+    except RecursionError:
+        raise ValueError(f"{where}: not JSON that can be read (it is nested too deeply)") from None

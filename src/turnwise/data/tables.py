@@ -1,9 +1,10 @@
 """Tables: rows of tasks from a file, from a Hugging Face dataset, or from Python code.
 
     tasks.jsonl                     an object a line
+    tasks.json                      a list of objects, or one; or an object a line
     tasks.parquet                   a Parquet file
     hf:openai/gsm8k:main@test       a Hugging Face dataset, its configuration and split; @train unless it says so
-    hf:data/mine                    one that `save_to_disk` wrote, or a folder of files
+    hf:data/mine                    one that `save_to_disk` wrote, or a folder of files; "hf:" may be left out
     my_module:rows                  what a function without arguments returns, or any iterable
 
 Every row has a place, by which a mistake in it is named: tasks.jsonl, row 3.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,20 @@ def read_rows(source: str) -> Iterator[Row]:
     if source.startswith("hf:"):
         return placed(source, hugging_face_rows(source))
     path = Path(source)
+    if path.is_dir():
+        return placed(source, hugging_face_rows(f"hf:{source}"))
     if path.suffix == ".parquet":
         return placed(source, parquet_rows(path))
     if path.suffix in (".jsonl", ".json", ".ndjson") or path.exists():
-        return json_rows(path)
+        return json_file_rows(path) if path.suffix == ".json" else json_rows(path)
     if ":" in source:
         return placed(source, python_rows(source))
     raise ValueError(f"there is no file {source}; give one of JSON lines or Parquet, hf:NAME, or module:function")
+
+
+def is_columnar(source: str) -> bool:
+    """Whether the rows of a table all have the same fields, where some rows have nothing."""
+    return source.startswith("hf:") or source.endswith(".parquet") or Path(source).is_dir()
 
 
 def placed(source: str, rows: Iterable[Any]) -> Iterator[Row]:
@@ -46,6 +55,16 @@ def json_rows(path: Path) -> Iterator[Row]:
     for number, line in numbered_lines(path):
         where = f"{path}, row {number}"
         yield where, parse_line(line, where)
+
+
+def json_file_rows(path: Path) -> Iterator[Row]:
+    """The objects of a JSON list, one JSON object, or JSON lines."""
+    lines = [line for _, line in numbered_lines(path)]
+    try:
+        whole = json.loads("\n".join(lines))
+    except (ValueError, RecursionError):
+        return json_rows(path)
+    return placed(str(path), whole if isinstance(whole, list) else [whole])
 
 
 def parquet_rows(path: Path) -> Iterator[Any]:

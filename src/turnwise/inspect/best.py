@@ -60,17 +60,26 @@ class BestAttempts:
         return {**origin, "per_task": self.per_task, "min_reward": self.least, "attempts": self.num_chosen}
 
 
-def choose_best(path: Path | str, per_task: int, least: float, step: int | None = None) -> BestAttempts:
+def choose_best(
+    path: Path | str,
+    per_task: int,
+    least: float,
+    step: int | None = None,
+    *,
+    source: RecordedArchive | None = None,
+    kept: bool = False,
+) -> BestAttempts:
     """The best attempts that a run made in training, at most so many at each task, paid `least` or more. Among equals
-    the later one, which a better policy made. Held-out attempts are never among them, nor is the same attempt twice."""
+    the later one, which a better policy made. Held-out attempts are never among them, nor is the same attempt twice.
+    `source` is the archive where it is open already; with `kept`, only groups that trained count."""
     if per_task < 1:
         raise ValueError(f"--best {per_task}: choose at least one attempt at each task")
-    source = RecordedArchive.open(path, step)
+    source = source or RecordedArchive.open(path, step)
     best: dict[Task, list[Trajectory]] = {}
     num_attempts = 0
     for number in source.steps:
         for record in source.read(number):
-            attempts = record.group.trajectories
+            attempts = record.group.trajectories if record.kept or not kept else ()
             num_attempts += len(attempts)
             paid = [one for one in attempts if one.total >= least and one.num_action_tokens]
             if paid:

@@ -6,6 +6,7 @@ BUILT_IN = {
     "math": "turnwise.envs.math.env:Math",
     "search": "turnwise.envs.search.env:Search",
     "sql": "turnwise.envs.sql.env:Sql",
+    "verl": "turnwise.envs.verl:Verl",
 }
 
 CHOICES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,8 +21,10 @@ class SftConfig(Section):
     demonstrations: int = Field(2048, ge=1)
     """Tasks per environment that are demonstrated; a task that comes again has its mistakes at other turns."""
     data: str = ""
-    """What to learn from: JSON lines with {"messages": [...]}, or the .parquet file of attempts that `turnwise sft
-    --from RUN` leaves in its folder; empty asks the environments to demonstrate."""
+    """What to learn from: transcripts as JSON lines, JSON, Parquet or a data set (see transcripts.md), or the .parquet
+    file of attempts that `turnwise sft --from RUN` leaves in its folder; empty asks the environments to demonstrate."""
+    format: Literal["auto", "openai", "trl", "sharegpt", "verl", "verifiers", "art", "atif", "turnwise"] = "auto"
+    """Format of the transcripts in data; auto looks at each row."""
     noise: float = Field(0.0, ge=0, le=1)
     """Chance of a mistake at each demonstrated turn."""
     batch: int = Field(64, ge=1)
@@ -36,6 +38,8 @@ class SftConfig(Section):
     def noise_needs_demonstrators(self) -> Self:
         if self.data and {"noise", "demonstrations"} & set(self.changed):
             raise ValueError("noise and demonstrations apply to demonstrating environments, not to sft.data")
+        if self.format != "auto" and not self.data:
+            raise ValueError("format is ignored without data, which it is about")
         if self.remake and not self.updates:
             raise ValueError("remake is ignored with updates = 0, which makes no warm start")
         return self

@@ -35,6 +35,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
     messages, tools = reply.history or reply.messages, reply.tools or ()
     if text_bytes(messages, tools) > limits.observation_bytes:
         return Status.prompt_too_long
+    running.log.opening, running.log.tools = messages, tools
     # 1. Render the prompt. Those after the first are rendered at the end of the loop, from the turn before.
     prompt = await render_off_loop(renderer.first, messages, tools)
     while True:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from turnwise.envs.base import Reply
 from turnwise.envs.raised import Raised
+from turnwise.messages import Message, ToolSpec
 from turnwise.rollout.deadline import is_deadline
 from turnwise.rollout.failures import Failures
 from turnwise.runs.describe import PROMPT_TOKENS
@@ -39,6 +40,9 @@ class AttemptLog:
         self.marks: dict[str, float] = {}
         self.refused = 0
         """Tokens of a prompt that did not fit."""
+        self.opening: tuple[Message, ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
+        """What the first prompt shows."""
 
     def pay(self, reply: Reply) -> None:
         """Add what a reply pays for the whole attempt, and count the errors the environment survived."""
@@ -68,7 +72,9 @@ class AttemptLog:
             failure = FIRST_PROMPT_TOO_LONG % length
             marks = {**marks, PROMPT_TOKENS: float(self.refused)} if self.refused else marks
         try:
-            return Trajectory(turns, self.status, self.outcome, marks, failure)
+            return Trajectory(
+                turns, self.status, self.outcome, marks, failure, opening=self.opening, tools=self.tools
+            )
         except ValueError as error:
             self.fail(Status.failed, "failed", error)
             return Trajectory((), Status.failed, failure=self.failure)

@@ -1,27 +1,28 @@
-"""Demonstrations: attempts of an environment's expert through the agent loop, or conversations from a file."""
+"""Demonstrations: attempts of an environment's expert through the agent loop, or transcripts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from turnwise.data.json_lines import numbered_lines
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import UNKNOWN, ScriptedEngine
 from turnwise.envs.base import Environment
 from turnwise.envs.capabilities import can_demonstrate
-from turnwise.messages import Message, ToolSpec
+from turnwise.interop.transcripts.transcript import Transcript
+from turnwise.messages import Message
 from turnwise.rollout.agent import play
 from turnwise.rollout.attempt import run_attempt
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.rollout.render.written import written_action
 from turnwise.rollout.scene import Attempt, Play, Scene
 from turnwise.runs.archive import read_step
 from turnwise.tokens import Tokens
@@ -75,38 +76,6 @@ class Demonstrator:
         return self.renderer.action(said) if isinstance(said, Message) else str(said)
 
 
-def read_demonstrations(path: Path) -> list[Task]:
-    """Tasks from JSON lines {"messages": [{"role": ..., "content": ...}, ...]}, one conversation each. The content of
-    an assistant message is the text that the model writes, tool calls included; "tools" may list the tools in OpenAI's
-    form."""
-    tasks = []
-    for number, line in numbered_lines(path, "demonstrations from "):
-        try:
-            row = json.loads(line)
-            messages = [Message(m["role"], m["content"]) for m in row["messages"]]
-            tools = [tool_of(tool).schema for tool in row.get("tools", ())]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f'{path}, line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}} ({error})'
-            ) from None
-        if not any(message.role == "assistant" for message in messages[1:]):
-            raise ValueError(f"{path}, line {number}: needs a message of the assistant after the first")
-        data: dict[str, Any] = {"messages": [[m.role, m.content] for m in messages]}
-        if tools:
-            data["tools"] = tools
-        tasks.append(Task(f"{path.name}:{number}", path.stem, data))
-    if not tasks:
-        raise ValueError(f"{path} holds no demonstrations")
-    return tasks
-
-
-def tool_of(schema: Mapping[str, Any]) -> ToolSpec:
-    """A tool from OpenAI's form."""
-    function = schema["function"]
-    parameters = {"parameters": function["parameters"]} if "parameters" in function else {}
-    return ToolSpec(function["name"], function.get("description", ""), **parameters)
-
-
 class ArchivedDemonstrations:
     """Attempts of a file that the archive's `write_records` wrote, with the exact tokens that were sampled. Each
     attempt that counts is a demonstration.
@@ -129,38 +98,71 @@ class ArchivedDemonstrations:
         return self.groups[task.id]
 
 
-@dataclass(frozen=True, slots=True)
 class RecordedDemonstrations:
-    """Makes trajectories from recorded conversations: every assistant message becomes a turn."""
+    """Trajectories of transcripts: every message that is trained becomes a turn, with the tokens that the chat template
+    writes for it.
 
-    renderer: Renderer
+    Example:
+        recorded = RecordedDemonstrations(renderer, read_transcripts("talks.jsonl"), "talks")
+        recorded.group(recorded.tasks[0])
+    """
 
-    async def group(self, task: Task, epoch: int) -> Group:
-        messages = tuple(Message(role, content) for role, content in task.data["messages"])
-        tools = tuple(map(tool_of, task.data.get("tools", ())))
+    def __init__(self, renderer: Renderer, transcripts: Iterable[Transcript], dataset: str) -> None:
+        self.renderer = renderer
+        self.transcripts = {f"{dataset}:{number}": one for number, one in enumerate(transcripts, 1)}
+        self.tasks = [Task(name, dataset) for name in self.transcripts]
+        """One for each transcript."""
+
+    def group(self, task: Task) -> Group:
+        """The transcript that a task stands for, as an attempt; a ValueError names the row and the message."""
+        transcript = self.transcripts[task.id]
         turns: list[Turn] = []
         last = 0
-        for index, message in enumerate(messages):
-            if message.role != "assistant" or index == 0:
-                continue
-            prompt = (
-                self.renderer.next(turns[-1], messages[:last], messages[:index], tools, tools)
-                if turns
-                else self.renderer.first(messages[:index], tools)
-            )
-            action = np.append(self.renderer.encode(message.content), np.int32(self.renderer.end_token))
-            size = len(action)
-            turns.append(
-                Turn(
-                    prompt.tokens,
-                    action,
-                    np.full(size, UNKNOWN, np.float32),
-                    np.zeros(size, np.int32),
-                    StopReason.end_token,
-                    reward=0.0,
-                    said=message,
-                    broke=prompt.broke,
-                )
-            )
-            last = index
-        return Group(task, (Trajectory(tuple(turns), Status.finished),))
+        for index, trained in enumerate(transcript.trained):
+            if trained:
+                try:
+                    turns.append(self.turn(transcript, index, last, turns[-1] if turns else None))
+                except ValueError as error:
+                    reason = str(error).splitlines()[0][:300]
+                    raise ValueError(f"{transcript.place or task.id}: message {index + 1}: {reason}") from None
+                last = index
+        made = Trajectory(
+            tuple(turns),
+            Status.finished,
+            transcript.reward or 0.0,
+            transcript.marks,
+            opening=transcript.messages[: transcript.first_trained],
+            tools=transcript.tools,
+        )
+        return Group(task, (made,))
+
+    def turn(self, transcript: Transcript, index: int, last: int, before: Turn | None) -> Turn:
+        """The message at `index` as a turn, after the turn of the message at `last`."""
+        messages, tools, renderer = transcript.messages, transcript.tools, self.renderer
+        action = written_action(renderer, messages[: index + 1], tools)
+        prompt = (
+            renderer.first(messages[:index], tools)
+            if before is None
+            else renderer.next(before, messages[:last], messages[:index], tools, tools)
+        )
+        said = messages[index]
+        if said.calls and renderer.said(prompt.tokens, action).calls != said.calls:
+            raise ValueError("the chat template writes its calls so that rollout.tools does not read the same calls")
+        size = len(action)
+        ended = size > 0 and int(action[-1]) in renderer.end_tokens
+        return Turn(
+            prompt.tokens,
+            action,
+            np.full(size, UNKNOWN, np.float32),
+            np.zeros(size, np.int32),
+            StopReason.end_token if ended else StopReason.length,
+            reward=0.0,
+            said=said,
+            heard=heard_after(messages, index),
+            broke=prompt.broke,
+        )
+
+
+def heard_after(messages: Sequence[Message], index: int) -> tuple[Message, ...]:
+    """What was said after a message until the assistant spoke again."""
+    return tuple(takewhile(lambda message: message.role != "assistant", messages[index + 1 :]))

@@ -43,6 +43,7 @@ class ReplayedAttempt:
         reply = await open_environment(running)
         if not self.is_opening(self.recorded, reply.history or reply.messages):
             self.differs("the attempt opened otherwise")
+        running.log.opening, running.log.tools = self.recorded.opening, self.recorded.tools
         step, last = running.environment.step, len(self.recorded.turns)
         for number, turn in enumerate(self.recorded.turns, 1):
             try:

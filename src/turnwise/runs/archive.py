@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.atomic import clear_leftovers, write_atomically
-from turnwise.messages import Message, ToolCall
+from turnwise.messages import Message
 from turnwise.runs.allowed_columns import allowed_columns, read_allowed
 from turnwise.runs.checksums import Damaged
 from turnwise.runs.columns import (
@@ -34,6 +34,7 @@ from turnwise.runs.columns import (
     texts_of,
     token_column,
 )
+from turnwise.runs.message_columns import message_column, messages_of, texts_if_any, tools_of_json, tools_to_json
 from turnwise.runs.seal import BLANK, read_intact, sealed
 from turnwise.tokens import Floats, frozen_array
 from turnwise.types import Break, Group, Status, Task, Trajectory, TurnTiming, rebuild_trajectory, turns_of
@@ -183,6 +184,19 @@ def open_archive(path: Path, source: Any) -> Any:
     return file
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file is of the archive. A Parquet file that cannot be read is: whoever opens it says what is wrong."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    try:
+        return FORMAT_KEY in (pq.read_schema(path).metadata or {})
+    except pa.ArrowException:
+        return True
+
+
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
     """Say in one line what is wrong with a file whose checksum was not there to say it."""
@@ -249,6 +263,11 @@ def to_table(step: int, records: Sequence[Record]) -> Any:
         "marks": map_column([trajectory.marks for trajectory in attempts]),
         "failure": text_column([trajectory.failure for trajectory in attempts]),
         "seat": number_column((trajectory.seat for trajectory in attempts), np.int32),
+        "opening": list_column(
+            [len(trajectory.opening) for trajectory in attempts],
+            message_column([message for trajectory in attempts for message in trajectory.opening]),
+        ),
+        "tools": text_column([tools_to_json(trajectory.tools) for trajectory in attempts]),
         **_turn_columns(attempts),
     }
     trained = [t.num_action_tokens if records[n].kept and t.status.counts else 0 for n, _, t in rows]
@@ -298,9 +317,9 @@ def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
         "end": number_column(spans[:, 2], np.int32),
         "stop": text_column([turn.stop for turn in turns]),
         "reward": number_column((turn.reward for turn in turns), np.float64),
-        "said": _message_column([turn.said for turn in turns]),
+        "said": message_column([turn.said for turn in turns]),
         "heard": list_column(
-            [len(turn.heard) for turn in turns], _message_column([message for turn in turns for message in turn.heard])
+            [len(turn.heard) for turn in turns], message_column([message for turn in turns for message in turn.heard])
         ),
         **{name: number_column((getattr(turn.timing, name) for turn in turns), np.float64) for name in TIMES},
         "broke": text_column([turn.broke for turn in turns]),
@@ -320,7 +339,7 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
     per_turn = fields_of(column["turns"].values)
     spans = np.stack([per_turn[name].to_numpy().astype(np.int64) for name in ("start", "prompt_end", "end")], axis=1)
     actions = spans[:, 2] - spans[:, 1]
-    heard = _messages_of(per_turn["heard"].values)
+    heard = messages_of(per_turn["heard"].values)
     count = len(spans)
     rest = list(
         zip(
@@ -328,64 +347,39 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
             pieces_of(column["versions"], actions),
             texts_of(per_turn["stop"]),
             per_turn["reward"].to_pylist(),
-            _messages_of(per_turn["said"]),
+            messages_of(per_turn["said"]),
             (tuple(heard[start:end]) for start, end in bounds_of(per_turn["heard"])),
             map(TurnTiming, *(per_turn[name].to_pylist() for name in TIMES)),
-            _texts_if_any(per_turn, "broke", count, Break.none),
+            texts_if_any(per_turn, "broke", count, Break.none),
             read_allowed(column, actions),
             strict=True,
         )
     )
     attempts: list[Trajectory | None] = []
     num_rows = len(column["status"])
-    for tokens, (start, end), status, outcome, marks, failure, seat in zip(
+    for tokens, (start, end), status, outcome, marks, *rest_of_row in zip(
         pieces_of(column["tokens"], column["tokens"].value_lengths().to_pylist()),
         bounds_of(column["turns"]),
         column["status"].to_pylist(),
         column["outcome"].to_pylist(),
         maps_of(column["marks"]),
-        _texts_if_any(column, "failure", num_rows),
+        texts_if_any(column, "failure", num_rows),
         column["seat"].to_pylist() if "seat" in column else [0] * num_rows,
+        _openings(column),
+        map(tools_of_json, texts_if_any(column, "tools", num_rows)),
         strict=True,
     ):
         parts = tokens, spans[start:end], rest[start:end]
-        attempts.append(rebuild_trajectory(*parts, Status(status), outcome, marks, failure, seat) if status else None)
+        attempts.append(rebuild_trajectory(*parts, Status(status), outcome, marks, *rest_of_row) if status else None)
     return attempts
 
 
-def _message_column(messages: Sequence[Message]) -> Any:
-    return struct_column(
-        {
-            "role": text_column([message.role for message in messages]),
-            "content": text_column([message.content for message in messages]),
-            "thinking": text_column([message.thinking for message in messages]),
-            "calls": text_column([_calls_to_json(message.calls) for message in messages]),
-            "fault": text_column([message.fault for message in messages]),
-        }
-    )
-
-
-def _messages_of(column: Any) -> list[Message]:
-    """Inverse of `_message_column`."""
-    field = fields_of(column)
-    thinking, calls, fault = (_texts_if_any(field, name, len(column)) for name in ("thinking", "calls", "fault"))
-    read = map(_calls_of_json, calls)
-    return list(map(Message, texts_of(field["role"]), texts_of(field["content"]), thinking, read, fault))
-
-
-def _texts_if_any(fields: Mapping[str, Any], name: str, count: int, default: str = "") -> list[str]:
-    """A field's texts, or as many defaults where the file is from before there was such a field."""
-    return texts_of(fields[name]) if name in fields else [default] * count
-
-
-def _calls_to_json(calls: Sequence[ToolCall]) -> str:
-    """A JSON list of [name, arguments], or nothing."""
-    return f"[{', '.join(f'[{json.dumps(c.name, ensure_ascii=False)}, {c.text}]' for c in calls)}]" if calls else ""
-
-
-def _calls_of_json(text: str) -> tuple[ToolCall, ...]:
-    """Inverse of `_calls_to_json`."""
-    return tuple(ToolCall(name, arguments) for name, arguments in json.loads(text)) if text else ()
+def _openings(column: Mapping[str, Any]) -> list[tuple[Message, ...]]:
+    """The messages of the first prompt of each row; none where the file is from before they were recorded."""
+    if "opening" not in column:
+        return [()] * len(column["status"])
+    messages = messages_of(column["opening"].values)
+    return [tuple(messages[start:end]) for start, end in bounds_of(column["opening"])]
 
 
 def _to_json(task: Task) -> str:

@@ -40,6 +40,7 @@ def named_in(recipe: Recipe) -> list[str]:
     cluster, vllm = recipe.cluster, recipe.engine.vllm
     found = [line for entry in recipe.env for line in named_by(entry)]
     others = {
+        "sft.data": recipe.sft.data if is_code_or_hub(recipe.sft.data) else "",
         "cluster.address": cluster.address,
         "engine.vllm.server": vllm.server,
         "engine.vllm.folder": vllm.folder,
@@ -55,16 +56,22 @@ def named_by(entry: EnvironmentConfig) -> Iterator[str]:
     if not ours:
         yield written("env.name", entry.name)
     for key, value in entry.settings.items():
-        if not ours or "://" in str(value):  # an environment of somebody else may do with its settings what it likes
+        names_code = key == "scorer" and ":" in str(value)
+        # An environment of somebody else may do with its settings what it likes.
+        if not ours or "://" in str(value) or names_code:
             yield written(f"env.settings.{key}", value)
     if entry.agent:
         yield written("env.agent", entry.agent)
     if names := entry.isolation.variables:
         yield written("env.isolation.variables", list(names))
     for key in ("data", "heldout"):
-        value = getattr(entry, key)
-        if ":" in value and Path(value).suffix not in TABLES:
-            yield written(f"env.{key}", value)
+        if is_code_or_hub(getattr(entry, key)):
+            yield written(f"env.{key}", getattr(entry, key))
+
+
+def is_code_or_hub(source: str) -> bool:
+    """Whether a table is what a function returns, or a data set of the Hub, and not a file."""
+    return ":" in source and Path(source).suffix not in TABLES
 
 
 def written(key: str, value: Any) -> str:

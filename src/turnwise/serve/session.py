@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import Sampling, shown
+from turnwise.messages import ToolSpec
 from turnwise.rollout.limits import num_bytes, text_bytes
 from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt, frozen
@@ -277,6 +278,10 @@ class Session:
             raise ValueError("the environment gave a reward before the first turn")
         if reward:
             self.recorded[-1].reward += reward
+
+    def opening(self) -> tuple[Messages, tuple[ToolSpec, ...]]:
+        """The messages and the tools of the first recorded turn."""
+        return (self.recorded[0].messages, self.recorded[0].ask.tools) if self.recorded else ((), ())
 
     def turns(self) -> list[Turn]:
         """The turns in the order they were recorded. A turn whose prompt does not extend the turn before says why: the

@@ -46,6 +46,7 @@ def test_a_plain_function_gets_its_task_and_its_return_value_is_judged():
     assert environment.heard == ["HELLO"]
     assert (made.status, made.outcome, dict(made.marks)) == (Status.finished, 0.5, {"words": 1.0})
     assert [turn.said.content for turn in made.turns] == ["hello"]
+    assert made.opening[0].role == "user"
     assert environment.closed == 1
 
 

@@ -54,6 +54,7 @@ class Driver:
                 self.endpoint.end(address.key)
                 session.end()
                 running.log.turns.extend(session.turns())
+                running.log.opening, running.log.tools = session.opening()
 
     async def run_agent(self, context: AgentContext, acting: ActingAgent, deadline: Deadline) -> Status:
         """Run the agent until it returns, raises, or cannot go on."""
