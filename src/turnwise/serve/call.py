@@ -20,7 +20,7 @@ from turnwise.serve.dialects.ask import Ask, Messages, Refusal, unfit
 from turnwise.serve.history import ServedTurn
 from turnwise.types import Break, StopReason, Turn
 
-NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools, for instance to "hermes"'
+NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools = "auto"'
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +108,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
     """The turn of a completed call; its reward is not known yet."""
     tokens = completion.tokens
     if call.ask.raw is None:
-        message = renderer.said(call.prompt.tokens, tokens)
+        message = renderer.said(call.prompt.tokens, tokens, call.ask.tools)
     else:
         message = Message("assistant", spoken(renderer, completion))
     return Turn(
