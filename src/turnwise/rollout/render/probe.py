@@ -139,8 +139,8 @@ def find_calls(template: Template, name: str, how: Format) -> Form:
         return form
     if name == "auto":
         raise ValueError(
-            "this chat template writes tool calls in no known format and carries none in its content; set rollout.tools "
-            'to a parser of your own ("module:Parser"), or to "none"'
+            "this chat template writes tool calls in no known format and carries none in its content; set "
+            'rollout.tools to a parser of your own ("module:Parser"), or to "none"'
         )
     known = [other for other, reader in FORMATS.items() if reader and written_in(template, reader, CALL)]
     hint = " or ".join(f'"{other}"' for other in known) or '"auto"'

@@ -122,7 +122,7 @@ def spoken_with(thinking: str, outside: Sequence[str], calls: Sequence[ToolCall]
 
 
 Block = Callable[[str, int], tuple[list[ToolCall], int]]
-"""Reads the calls after an opening mark: (text, position after the mark) -> (calls, position after the closing mark)."""
+"""Reads the calls after an opening mark: (text, position after it) -> (calls, position after the closing mark)."""
 
 
 def read_blocks(answer: str, begin: re.Pattern[str], block: Block, thinking: str, help_text: str) -> Message:

@@ -15,12 +15,12 @@ from turnwise.rollout.render.toolcalls import (
     call_text,
     make_call,
     read_json,
-    skip_space,
     spoken_with,
 )
 
 HELP = 'write {"name": ..., "parameters": {...}} and nothing else'
 OBJECT = re.compile(r'\{\s*"')
+SEPARATOR = re.compile(r"(?:[;,]|<\|python_tag\|>)\s*")
 CALL = re.compile(r'\{\s*"(?:name|type|function|parameters|arguments)"')
 
 
@@ -61,7 +61,8 @@ def read_objects(text: str) -> tuple[list[ToolCall], str]:
             raise Fault('a call is an object with "name" and "parameters"')
         arguments = value.get("parameters", value.get("arguments"))
         calls.append(make_call(value["name"], arguments, "parameters"))
-        start = skip_space(text, position + 1) if text[position : position + 1] in (";", ",") else position
+        separator = SEPARATOR.match(text, position)
+        start = separator.end() if separator else position
         if not OBJECT.match(text, start):
             return calls, text[position:].lstrip(";")
         position = start

@@ -27,7 +27,7 @@ from turnwise.rollout.render.formats.llama import LLAMA
 from turnwise.rollout.render.formats.mistral import MISTRAL
 from turnwise.rollout.render.formats.pythonic import LFM2_FORMAT, OLMO_FORMAT, PYTHONIC
 from turnwise.rollout.render.formats.sections import DEEPSEEK, KIMI_K2
-from turnwise.rollout.render.formats.tagged import DSML, GLM, MINICPM, MINIMAX, QWEN_XML, SEED_OSS
+from turnwise.rollout.render.formats.tagged import DSML, GLM, MINIMAX, QWEN_XML, SEED_OSS
 from turnwise.rollout.render.toolcalls import CLOSED, THINK, Format
 
 FORMATS: dict[str, Format | None] = {
@@ -56,7 +56,6 @@ FORMATS: dict[str, Format | None] = {
     "gigachat": GIGACHAT,
     "lfm2": LFM2_FORMAT,
     "olmo": OLMO_FORMAT,
-    "minicpm": MINICPM,
     "phi4": PHI4,
     "llama": LLAMA,
     "pythonic": PYTHONIC,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
-from turnwise.rollout.render.formats.coerce import coerced, guessed, properties_of
+from turnwise.rollout.render.formats.coerce import coerced, guessed, properties_of, types_of
 from turnwise.rollout.render.toolcalls import (
     CLOSED,
     THINK,
@@ -56,7 +56,7 @@ class Tags:
     marks: tuple[str, str] = (THINK, CLOSED)
 
 
-ATTRIBUTE = r"""\s*=\s*["']?([^"'<>\n]{1,200}?)["']?"""
+ATTRIBUTE = r"""\s*=\s*(?:"([^"<>\n]{1,200})"|'([^'<>\n]{1,200})'|([^"'<>\s]{1,200}))"""
 
 
 def typed(attributes: str, text: str, schema: Any) -> Any:
@@ -64,10 +64,10 @@ def typed(attributes: str, text: str, schema: Any) -> Any:
 
 
 def told(attributes: str, text: str, schema: Any) -> Any:
-    """A value whose tag says whether it is a string."""
-    if 'string="true"' in attributes:
-        return text
-    return guessed(text) if 'string="false"' in attributes else coerced(text, schema)
+    """A value whose tag says whether it is a string; a schema knows better."""
+    if 'string="false"' in attributes and not types_of(schema):
+        return guessed(text)
+    return coerced(text, schema)
 
 
 def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
@@ -102,11 +102,13 @@ def read_one(
     text: str, name: re.Match[str], inner: re.Pattern[str], tags: Tags, value: Value, tools: Sequence[ToolSpec]
 ) -> tuple[ToolCall, int]:
     """(the call whose opening tag is `name`, the position after its closing tag)."""
-    called = name[1].strip().strip("\"'")
+    called = next(part for part in name.groups() if part is not None).strip().strip("\"'")
     properties = properties_of(tools, called)
     arguments: dict[str, Any] = {}
     key, attributes, start = "", "", -1
     position = name.end()
+    if name[0].endswith("/>"):
+        return make_call(called, {}), position
 
     def keep(stop: int) -> None:
         if start >= 0:
@@ -125,6 +127,8 @@ def read_one(
             start = -1
         else:
             keep(mark.start())
+            body = guessed(text[name.end() : mark.start()].strip()) if not arguments else None
+            arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
             return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
         position = mark.end()
     if start >= 0:
@@ -187,21 +191,12 @@ MINIMAX_TAGS = Tags(
 DSML_TAGS = Tags(
     r"<｜DSML｜(?:function|tool)_calls>|(?=<｜DSML｜invoke)",
     "</｜DSML｜(?:function|tool)_calls>",
-    rf"<｜DSML｜invoke\s+name{ATTRIBUTE}\s*>",
+    rf"<｜DSML｜invoke\s+name{ATTRIBUTE}\s*/?>",
     "</｜DSML｜invoke>",
     rf"<｜DSML｜parameter\s+name{ATTRIBUTE}[^<>]{{0,40}}>",
     "</｜DSML｜parameter>",
     help_text='write <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value'
     "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
-)
-MINICPM_TAGS = Tags(
-    r"(?=<function\s+name=)",
-    "(?!)",
-    rf"<function\s+name{ATTRIBUTE}\s*>",
-    "</function>",
-    rf"<param\s+name{ATTRIBUTE}\s*>",
-    "</param>",
-    help_text='write <function name="NAME"><param name="KEY">value</param></function>',
 )
 
 
@@ -214,4 +209,3 @@ SEED_OSS = format_of(qwen_tags("seed:"))
 GLM = format_of(GLM_TAGS)
 MINIMAX = format_of(MINIMAX_TAGS)
 DSML = format_of(DSML_TAGS, told)
-MINICPM = format_of(MINICPM_TAGS)
