@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,12 +18,14 @@ from turnwise.messages import TOOL_NAME, ToolSpec
 from turnwise.rollout.render.formats.registry import FORMATS
 
 NAMES = {
-    "qwen3coder": "qwen_xml", "qwen3xml": "qwen_xml", "qwen3engine": "qwen_xml", "qwen3": "qwen_xml", "qwen25": "hermes",
-    "seedoss": "seed_oss", "step3p5": "qwen_xml", "glm": "glm", "poolside": "glm", "ling3": "glm", "minimaxm2": "minimax",
+    "qwen3coder": "qwen_xml", "qwen3xml": "qwen_xml", "qwen3engine": "qwen_xml", "qwen3": "qwen_xml",
+    "qwen25": "hermes", "seedoss": "seed_oss", "step3p5": "qwen_xml", "glm": "glm", "poolside": "glm", "ling3": "glm",
+    "minimaxm2": "minimax", 
     "deepseekv32": "dsml", "deepseekv4": "dsml", "deepseek": "deepseek", "kimik2": "kimi_k2", "kimik3": "kimi_k3",
     "mistral": "mistral", "functiongemma": "functiongemma", "gemma4": "gemma", "granite20b": "granite_20b",
     "granite4": "hermes", "granite": "granite", "hermes": "hermes", "internlm": "internlm", "jamba": "jamba",
-    "lfm2": "lfm2", "llama4pythonic": "pythonic", "pythonic": "pythonic", "llama": "llama", "olmo3": "olmo", "phi4": "phi4", "xlam": "xlam", "apertus": "apertus", "gigachat": "gigachat", "cohere": "cohere",
+    "lfm2": "lfm2", "llama4pythonic": "pythonic", "pythonic": "pythonic", "llama": "llama", "olmo3": "olmo",
+    "phi4": "phi4", "xlam": "xlam", "apertus": "apertus", "gigachat": "gigachat", "cohere": "cohere",
 }  # fmt: skip
 OTHERS = (
     "minimaxm3",
@@ -167,7 +169,7 @@ def parser_class(class_name: str, format_name: str | None) -> type:
 class Stub(ModuleType):
     """A module that has everything."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

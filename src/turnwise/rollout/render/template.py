@@ -229,7 +229,7 @@ class Template:
 
     def ends(self) -> list[int]:
         """The tokens with which the template ends the assistant's last message: after an answer, and after a call."""
-        tags = frozenset() if self.format is None else self.format.tags
+        tags: frozenset[str] = frozenset() if self.format is None else self.format.tags
         tokens = self.after_answer((), opening=False, within=tags)
         token = None if self.format is None else probe.end_of_call(self, self.format, self.form)
         return list(dict.fromkeys([*tokens, *([] if token is None else [token])]))

@@ -139,8 +139,7 @@ def read_array(text: str) -> list[Any]:
 
 
 def read_either(text: str) -> Any:
-    """JSON, or else a Python literal, since some templates write str() of a value; or else JSON that is escaped once too
-    often."""
+    """JSON, perhaps escaped once too often, or else a Python literal: some templates write str() of a value."""
     if text[:3] in ("[{\\", '[\\"') or text.startswith('{\\"'):
         inside, end = read_json(f'"{text}"', 0)
         text = whole(inside, end, len(text) + 2)

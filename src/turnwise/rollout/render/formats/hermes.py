@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere in the text."""
+"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere in a text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls as Python writes them: [get(name="amber", links=2), put(...)].
 
-Llama 4, Gemma 3 and ToolACE write them bare, LFM2 between <|tool_call_start|> and <|tool_call_end|>, OLMo 3 line by line
-between <function_calls> and </function_calls>.
+Llama 4, Gemma 3 and ToolACE write them bare, LFM2 between <|tool_call_start|> and <|tool_call_end|>, OLMo 3 line by
+line between <function_calls> and </function_calls>.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ NAMES = ("auto", *FORMATS)
 class CallParser(Protocol):
     """A reader of one's own, named `rollout.tools = "module:Parser"`: a class that is made without arguments.
 
-    `read` raises ValueError with a line for the model if a call is broken. It may also have `write(message) -> str` (the
-    text of content and calls) and `offer(tools) -> str` (the description of tools), for templates that do neither, `tags`
-    (control tokens within an action) and `thinking` (what opens and closes thinking).
+    `read` raises ValueError with a line for the model if a call is broken. It may also have `write(message) -> str`
+    (the text of content and calls) and `offer(tools) -> str` (the description of tools), for templates that do neither,
+    `tags` (control tokens within an action) and `thinking` (what opens and closes thinking).
     """
 
     def read(self, text: str, tools: Sequence[ToolSpec], /) -> Message: ...
@@ -90,12 +90,13 @@ def find_format(name: str) -> Format | None:
         raise ValueError(f'rollout.tools = "{name}": {" ".join(str(error).split())}') from None
     if not isinstance(parser, CallParser):
         raise ValueError(f'rollout.tools = "{name}": {attribute} needs a method read(text, tools)')
+    opening, closing = getattr(parser, "thinking", (THINK, CLOSED))
     return Format(
         parser.read,
         optional(parser, "write"),
         optional(parser, "offer"),
         tags=frozenset(getattr(parser, "tags", ())),
-        thinking=tuple(getattr(parser, "thinking", (THINK, CLOSED))),  # type: ignore[arg-type]
+        thinking=(opening, closing),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.formats.coerce import properties_of
@@ -69,10 +70,10 @@ def read_kimi(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         header = KIMI_HEADER.match(answer, position)
         if header is None:
             raise Fault("a call has a name and then its arguments")
-        if answer.startswith("<|tool_call_end|>", header.end()):
-            arguments, end = {}, header.end()
-        else:
-            arguments, end = read_json(answer, header.end())
+        arguments: Any = {}
+        end = header.end()
+        if not answer.startswith("<|tool_call_end|>", end):
+            arguments, end = read_json(answer, end)
         call = make_call(name_of(header[1], arguments, tools), arguments)
         return [call], after(KIMI_END, answer, end, "<|tool_call_end|>")
 

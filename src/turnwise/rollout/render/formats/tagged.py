@@ -139,10 +139,11 @@ def read_one(
 def finished(name: str, arguments: dict[str, Any], properties: Mapping[str, Any]) -> ToolCall:
     """The call; arguments that a model has put into one object of another name are taken out of it."""
     for wrapper in ("arguments", "input"):
-        inside = guessed(arguments[wrapper]) if isinstance(arguments.get(wrapper), str) else arguments.get(wrapper)
-        if list(arguments) == [wrapper] and wrapper not in properties and isinstance(inside, dict) and properties:
-            if inside.keys() <= properties.keys():
-                arguments = inside
+        if list(arguments) != [wrapper] or wrapper in properties:
+            continue
+        inside = guessed(arguments[wrapper]) if isinstance(arguments[wrapper], str) else arguments[wrapper]
+        if isinstance(inside, dict) and inside.keys() <= properties.keys():
+            arguments = inside
     check_value(arguments)
     return make_call(name, arguments)
 
@@ -195,8 +196,8 @@ DSML_TAGS = Tags(
     "</｜DSML｜invoke>",
     rf"<｜DSML｜parameter\s+name{ATTRIBUTE}[^<>]{{0,40}}>",
     "</｜DSML｜parameter>",
-    help_text='write <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value'
-    "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+    help_text='write <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">'
+    "value</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
 )
 
 
