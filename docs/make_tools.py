@@ -50,7 +50,7 @@ OUTPUTS = {
     "unicode": Message("assistant", "", calls=(ToolCall("get", {"name": "é 本 & <b> 'x'"}),)),
     "thinking": Message("assistant", "", "amber first", (GET,)),
 }
-SPOKEN: dict[str, str] = {}
+SPOKEN = {"granite_20b": '<function_call> {"name": "get", "arguments": {"name": "amber"}}'}
 """By format: one call, as a template wrote it."""
 QUESTION = (Message("user", "start amber, links 2"),)
 RESULT = "amber leads to cedar"
