@@ -224,6 +224,8 @@ class Template:
         blank = len(text.text) - len(text.text.lstrip())
         if text.text.startswith(begin, blank):
             return text.after(blank + len(begin))
+        if text.text.startswith(end, blank):
+            return text
         closing = f"{message.thinking}\n{end}\n\n"
         return GuardedText(closing + text.text, closing + text.guarded)
 

@@ -131,8 +131,8 @@ def read_one(
             arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
             return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
         position = mark.end()
-    if start >= 0:
-        raise Fault("an argument does not end")
+    if start >= 0 or text[position:].strip():
+        raise Fault("a call ends within its arguments")
     return finished(called, arguments, properties), len(text)
 
 
