@@ -67,12 +67,9 @@ The kinds of conversation:
 * *eos*: answers that end with the tokenizer's eos token though the template closes them with another. The sampled token
   stays, and the template's follows as context that is never trained.
 
-`rollout.tools` says how the model writes calls: "hermes", as Qwen does
-(`<tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>`), "llama" (`{{"name": ..., "parameters": {{...}}}}` and
-nothing else), "harmony" (the channels of gpt-oss), or "none", which leaves messages plain text. Environments get calls
-and thinking as structure. A call that cannot be read never reaches them: the agent loop answers it with a line that
-says what is wrong and what to write, the turn is paid nothing, and `turn/faults` counts it. A template that takes calls
-in another format, or none, gets them in the content, as the model writes them.
+`rollout.tools` says how the model writes calls; [tools](tools.md) has every format and the rule for hard cases. The
+second column is the format that "auto" finds. Environments get calls and thinking as structure. A template that takes
+calls in another format, or none, gets them in the content, as the model writes them.
 """
 
 
@@ -125,11 +122,12 @@ def tokenizer_for(source: str, seed: int) -> PreTrainedTokenizerFast:
 
 
 def renderers_for(tokenizer: Any) -> dict[str, Renderer]:
-    """By the format of calls; a format that only a template can write is missing where it does not."""
-    made = {}
-    for name in FORMATS:
+    """By the format of calls: none, hermes, and the one that the template writes; without those that it refuses."""
+    made = {"none": Renderer(tokenizer)}
+    for name in ("hermes", "auto"):
         with suppress(ValueError):
-            made[name] = Renderer(tokenizer, tools=name)
+            renderer = Renderer(tokenizer, tools=name)
+            made.setdefault(renderer.template.tools, renderer)
     return made
 
 
@@ -144,7 +142,7 @@ def heard_text(turn: int) -> str:
     return ("amber leads to cedar", "cedar:\n\n  jade", "<b>go</b> on", "wrong", "right")[turn]
 
 
-def spoken(kind: str, tools: str, turn: int, opened: str) -> str:
+def spoken(renderer: Renderer, kind: str, tools: str, turn: int, opened: str) -> str:
     """What the model writes in a turn, after a prompt that may have opened its thinking."""
     thought = f"maybe {turn}\nor not" if kind in ("thinking", "apart") else ""
     call = Message("assistant", "", calls=(ToolCall("get", {"name": answer(turn)}),))
@@ -155,6 +153,8 @@ def spoken(kind: str, tools: str, turn: int, opened: str) -> str:
         return f"{analysis}<|channel|>final<|message|>{answer(turn)}"
     text = answer(turn)
     form = FORMATS[tools]
+    if kind == "calls" and form is not None and form.write is None:
+        return renderer.decode(renderer.without_end(renderer.action(call)).tolist())
     if kind == "calls" and form is not None and form.write is not None:
         text = form.write(call)
         text = text.replace(": ", ":") if turn == 2 else text
@@ -196,10 +196,10 @@ def play(renderer: Renderer, asked: Conversation) -> Iterator[Exchange]:
     messages = (*start, Message("user", "start amber, links 2"))
     prompt = renderer.first(messages, asked.offered)
     for number in range(TURNS - 1):
-        text = spoken(asked.kind, asked.tools, number, renderer.opened(prompt.tokens))
+        text = spoken(renderer, asked.kind, asked.tools, number, renderer.opened(prompt.tokens))
         action, stop = sampled(renderer, text, number, asked.kind, random)
         size = len(action)
-        said = renderer.said(prompt.tokens, action)
+        said = renderer.said(prompt.tokens, action, asked.offered)
         turn = Turn(prompt.tokens, action, [-1.0] * size, [0] * size, stop, 0.0, said, broke=prompt.broke)
         role = "tool" if asked.kind in ("results", "calls") else "user"
         heard = Message(role, heard_text(number))
@@ -218,6 +218,8 @@ def conversations(tokenizer: Any) -> Iterator[tuple[Renderer, Conversation]]:
     for policy, kind, system in product(POLICIES, KINDS, (False, True)):
         tools = own if own == "harmony" or kind == "calls" else "hermes" if kind == "apart" else "none"
         if (kind == "calls" and own == "none") or (system and (policy == "managed" or kind == "eos")):
+            continue
+        if tools not in renderers:
             continue
         renderer = copy(renderers[tools])  # they differ by nothing else, and to find out all the rest takes long
         renderer.history = policy

@@ -107,5 +107,5 @@ def test_splits_of_adapters_share_no_task(name):
 
 
 def test_an_environment_of_tools_needs_a_format_of_calls():
-    with pytest.raises(ValueError, match='sql is made of tools; set rollout.tools = "hermes"'):
+    with pytest.raises(ValueError, match='sql is made of tools; set rollout.tools = "auto"'):
         environment_makers(parse_recipe({"env": [{"name": "sql"}]}, "here"))

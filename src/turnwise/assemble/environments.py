@@ -91,7 +91,7 @@ def environment_makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
                 f"env.batching.{ignored[0]} would be ignored: {entry.name} has no step_many or close_many; remove it"
             )
         if reads_calls(found) and recipe.rollout.tools == "none":
-            raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "hermes", "llama" or "harmony"')
+            raise ValueError(f'{entry.name} is made of tools; set rollout.tools = "auto"')
         check_variables(entry.isolation.variables)
         if entry.isolation.variables and not (has_process(found) or (entry.agent and not is_function(entry.agent))):
             raise ValueError(

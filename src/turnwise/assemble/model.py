@@ -19,6 +19,7 @@ from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.demonstrate import Demonstrator
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.render.formats.coerce import specs_of
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message
 from turnwise.schedule.stopping import RunStopped
@@ -80,7 +81,8 @@ def check_group(recipe: Recipe, renderer: Renderer, vocabulary: int, group: Grou
     if group.task.dataset in {entry.label for entry in recipe.env if entry.is_driven}:
         return  # an agent puts the text together
     for turn in turns[:1]:
-        if len(turn.action) and renderer.said(turn.prompt, turn.action) != turn.said:
+        # The tools of a turn are not recorded; those that its calls imply give its values their types.
+        if len(turn.action) and renderer.said(turn.prompt, turn.action, specs_of(turn.said.calls)) != turn.said:
             raise ValueError(
                 "its tokens do not say what is recorded as said; start from a model with the vocabulary of the "
                 "recorded run, and with its rollout.tools"

@@ -30,6 +30,7 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM
 from turnwise.recipe.cluster import ClusterConfig
 from turnwise.recipe.schema import Recipe
+from turnwise.rollout.render.formats.coerce import specs_of
 from turnwise.runs.archive import Record, read_step
 from turnwise.runs.checkpoint import Checkpoint
 from turnwise.runs.seal import is_intact
@@ -265,7 +266,8 @@ class CheckTexts:
             if dataset in self.driven or not len(turn.action):
                 continue
             self.count += 1
-            if self.renderer.said(turn.prompt, turn.action) != turn.said:
+            implied = specs_of(turn.said.calls)  # the tools of a turn are not recorded
+            if self.renderer.said(turn.prompt, turn.action, implied) != turn.said:
                 self.notes.differences.append(f"step {step}, {name}: its tokens do not give the recorded message")
 
     def end(self) -> None:

@@ -62,8 +62,9 @@ class RolloutConfig(Section):
     history: Literal["extend", "rerender", "managed"] = "extend"
     """How the next prompt is made: extend keeps the exact tokens so far and appends; rerender applies the chat template
     to all messages again; managed takes the messages that the environment returns each turn."""
-    tools: Literal["none", "hermes", "llama", "harmony"] = "none"
-    """Format of tool calls, which environments then get parsed; none leaves messages as plain text."""
+    tools: str = "none"
+    """Format of tool calls, which environments then get parsed. auto finds the one that the chat template writes;
+    otherwise its name, or module:Parser for one of your own. none leaves messages as plain text."""
     max_turns: int = Field(8, ge=1)
     """Model calls per attempt."""
     max_prompt_tokens: int = Field(4096, ge=1)

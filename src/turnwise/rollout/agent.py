@@ -50,7 +50,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
         seed = attempt.noise(len(turns))
         deadline.start_call()
         completion = await scene.engine.generate(prompt.tokens, sampling, session=attempt.session, seed=seed)
-        action = renderer.said(prompt.tokens, completion.tokens)
+        action = renderer.said(prompt.tokens, completion.tokens, tools)
 
         # 4. Step the environment. It never hears an action whose tool call cannot be read: the model hears the fault.
         started = deadline.now()

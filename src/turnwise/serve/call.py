@@ -20,7 +20,7 @@ from turnwise.serve.dialects.ask import Ask, Messages, Refusal, unfit
 from turnwise.serve.history import ServedTurn
 from turnwise.types import Break, StopReason, Turn
 
-NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools, for instance to "hermes"'
+NO_TOOLS = 'this model is served without a format for tool calls; set rollout.tools = "auto"'
 
 
 @dataclass(eq=False, slots=True)
@@ -109,7 +109,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
     tokens = completion.tokens
     # What a grammar made is text, even where it looks like a call.
     if call.ask.raw is None and call.sampling.grammar is None:
-        message = renderer.said(call.prompt.tokens, tokens)
+        message = renderer.said(call.prompt.tokens, tokens, call.ask.tools)
     else:
         message = Message("assistant", spoken(renderer, completion))
     return Turn(

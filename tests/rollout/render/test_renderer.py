@@ -639,7 +639,7 @@ def test_a_template_without_system_messages_describes_tools_in_the_question():
 
 
 def test_tools_that_cannot_be_described_are_refused_in_one_line():
-    with pytest.raises(ValueError, match="set rollout.tools to one of hermes, llama") as refused:
+    with pytest.raises(ValueError, match='set rollout.tools = "auto"') as refused:
         renderer().first(user("go"), (GET,))
     assert "\n" not in str(refused.value)
     shows = renderer(template=AT_THE_TOP + CHATML)  # an environment may read calls by itself

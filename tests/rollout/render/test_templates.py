@@ -82,8 +82,9 @@ def test_tools_are_described_and_change_nothing_else(name):
         shown = renderer.decode(next(MAKE.play(renderer, asked)).turn.prompt)
         assert all(shown.count(word) == 1 for word in ("Where a name leads.", "Waits <|im_end|> a while."))
         assert "sleep" in shown
-    assert had["extend"] >= 1
-    assert had["rerender"] >= 1
+    if set(MAKE.renderers_for(tokenizer)) != {"none"}:  # a template of calls that no format reads
+        assert had["extend"] >= 1
+        assert had["rerender"] >= 1
 
 
 PIECES = (

@@ -70,6 +70,7 @@ def test_messages_are_checked_at_birth(fields):
         ("", said()),
         (TAGGED, said("", "", GET)),
         (f"<tool_call>{JSON}</tool_call>", said("", "", GET)),
+        (f"<tool_call>{JSON}", said("", "", GET)),
         (f"I look.\n{TAGGED}", said("I look.", "", GET)),
         (f"I look.\n{TAGGED}\n{TAGGED}\nNow wait.", said("I look.\nNow wait.", "", GET, GET)),
         (f"<think>\nhm\n</think>\n\n{TAGGED}", said("", "hm", GET)),
@@ -101,6 +102,10 @@ def test_hermes(text, message):
         (f"\n{PARAMETERS}\n", said("", "", GET)),
         (f"<|python_tag|>{PARAMETERS}", said("", "", GET)),
         (f"{PARAMETERS}; {PARAMETERS}", said("", "", GET, GET)),
+        (f"{PARAMETERS} and so on", said("and so on", "", GET)),
+        (f"{PARAMETERS};", said("", "", GET)),
+        (f"I look. {PARAMETERS}", said("I look.", "", GET)),
+        ('I look. {"name": 3}', said('I look. {"name": 3}')),
         (JSON, said("", "", GET)),
         ('{"type": "function", "name": "f", "parameters": {}}', said("", "", ToolCall("f", {}))),
     ],
@@ -175,7 +180,7 @@ HERMES_ODD = [
     ("<tool_call>[1]</tool_call>", '"name" and "arguments"'),
     ("<tool_call></tool_call>", "it is not JSON"),
     ("<tool_call>", "it is not JSON"),
-    (f"<tool_call>{JSON}", "must be closed"),
+    (f"<tool_call>{JSON} and so on", "must be closed"),
     (f"<tool_call>{JSON}{JSON}</tool_call>", "must be closed"),
     (f"{TAGGED}</tool_call>", "closes nothing"),
     (f"<tool_call>{TAGGED}</tool_call>", "it is not JSON"),
@@ -190,8 +195,6 @@ LLAMA_ODD = [
     ('<|python_tag|>{"x": 1}', '"name" and "parameters"'),
     ('{"name": "f"}', "must be an object"),
     ('{"name": "f", "parameters": {', "it is not JSON"),
-    (f"{PARAMETERS} and so on", "nothing may follow"),
-    (f"{PARAMETERS};", "it is not JSON"),
     (f'{PARAMETERS}; {{"x": 1}}', '"name" and "parameters"'),
 ]
 CALL = "<|channel|>commentary to=functions.f<|message|>"
@@ -324,7 +327,7 @@ def test_fields_that_the_template_reads_are_used():
     assert renderer("llama", CALLS).template.form.calls == "content"  # it would write what the model does not
     text = CALLS.replace(" | tojson", "")
     assert renderer("hermes", text).template.form.calls == "text"
-    with pytest.raises(ValueError, match='does not write calls as rollout.tools = "harmony"; set it to "none" or'):
+    with pytest.raises(ValueError, match='does not write calls as rollout.tools = "harmony"; set it to "hermes"'):
         renderer("harmony", CALLS)
 
 

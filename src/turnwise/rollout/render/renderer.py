@@ -186,12 +186,12 @@ class Renderer:
 
     # ------------------------------------------------------------ actions and messages
 
-    def said(self, prompt: Tokens, action: Tokens) -> Message:
-        """The action as a message; a sampled end token is not part of its text."""
+    def said(self, prompt: Tokens, action: Tokens, tools: Tools = ()) -> Message:
+        """The action as a message, of a turn that could call `tools`; a sampled end token is not part of its text."""
         text = self.decode(self.without_end(action).tolist())
         if self.template.format is None:
             return Message("assistant", text)
-        read = self.template.format.parse(self.opened(prompt) + text)
+        read = self.template.format.parse(self.opened(prompt) + text, tools)
         if not read.fault and self.can_show(self.skeletons.of(read)):
             return read
         clean = Message("assistant", self.template.format.clean(text), fault=read.fault or UNSHOWABLE)
@@ -204,7 +204,8 @@ class Renderer:
 
     def try_to_show(self, message: Message) -> bool:
         """Whether the template accepts a message of the assistant before a tool result or before a question."""
-        return any(self.template.try_render((QUESTION, message, after)) is not None for after in (RESULT, QUESTION))
+        results = (RESULT,) * max(1, len(message.calls))
+        return any(self.template.try_render((QUESTION, message, *more)) is not None for more in (results, (QUESTION,)))
 
     def opened(self, prompt: Tokens) -> str:
         """The opening of thinking at the end of a prompt, if it has one; the model continues from there."""

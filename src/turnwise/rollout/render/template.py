@@ -1,66 +1,26 @@
 """A tokenizer's chat template: the form of messages that it needs, the text that it writes, and its end tokens.
 
-A tokenizer does not state any of this, so the class renders short conversations and looks at the results.
+A tokenizer does not state any of this, so probe.py renders short conversations and looks at the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.pretrained import ChatTokenizer
+from turnwise.rollout.render import probe
 from turnwise.rollout.render.control import ControlTokens, GuardedText, texts_of
-from turnwise.rollout.render.harmony import TAGS, read_harmony, without_control
-from turnwise.rollout.render.skeleton import looked_for, tested_strings
-from turnwise.rollout.render.toolcalls import (
-    CLOSE,
-    CLOSED,
-    OPEN,
-    PYTHON_TAG,
-    THINK,
-    Format,
-    join_thinking,
-    offer_hermes,
-    offer_llama,
-    read_hermes,
-    read_llama,
-    write_hermes,
-    write_llama,
-)
+from turnwise.rollout.render.formats.coerce import specs_of
+from turnwise.rollout.render.formats.registry import FORMATS, find_format
+from turnwise.rollout.render.probe import QUESTION, RESULT, Form, Tools
+from turnwise.rollout.render.skeleton import looked_for
+from turnwise.rollout.render.toolcalls import CLOSE, CLOSED, OPEN, THINK, Format, general_offer, join_thinking, plain_id
 
-Tools = tuple[ToolSpec, ...]
-
-FORMATS: dict[str, Format | None] = {
-    "none": None,
-    "hermes": Format(read_hermes, write_hermes, offer_hermes),
-    "llama": Format(read_llama, write_llama, offer_llama),
-    "harmony": Format(read_harmony, clean=without_control, tags=TAGS),
-}
-WORD, THOUGHT = "zebra", "quagga"
-"""Text that occurs in no template."""
-QUESTION, ANSWER, RESULT = Message("user", WORD), Message("assistant", WORD), Message("tool", WORD)
-CALL = Message("assistant", "", calls=(ToolCall(WORD, {"x": "y"}),))
-TOOL = ToolSpec(WORD, THOUGHT, {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
-THOUGHTFUL = (
-    (QUESTION, Message("assistant", WORD, THOUGHT)),
-    (QUESTION, Message("assistant", "", THOUGHT, CALL.calls)),
-    (QUESTION, Message("assistant", "", THOUGHT, CALL.calls), RESULT),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The fields from which a template reads a message."""
-
-    in_parts: bool = False
-    """Whether content is a list of parts, as in templates of models that read images."""
-    thinking: tuple[str, ...] = ()
-    """The fields for thinking; if there are none, thinking goes into the content."""
-    calls: str = "content"
-    """The place of calls: "content", or tool_calls with arguments as a "mapping" or as "text"."""
+__all__ = ["FORMATS", "QUESTION", "RESULT", "Form", "Template", "Tools"]
 
 
 class Template:
@@ -78,19 +38,33 @@ class Template:
         self.spared: frozenset[str] = frozenset()
         """Control tokens that an assistant's message may have: those of thinking and calls, but none that begins or
         ends a message."""
-        self.format = FORMATS[tools]
         self.opened = ""
         """The opening of thinking at the end of a prompt, if the template writes one."""
-        self.form = self.find_content()
-        if self.format is not None:
-            self.form = self.find_thinking()
-            self.form = self.find_calls(tools, self.format)
-        self.offers = self.find_offers()
+        self.format: Format | None = None
+        self.no_tools: list[Any] | None = None
+        """What the template gets where no tools are offered; some take only a list."""
+        self.offers = True
         """Whether the template itself describes the tools to the model."""
-        opening = self.try_render((QUESTION,)) or ""
-        if opening.rstrip().endswith(THINK):
-            self.opened = opening[opening.rindex(THINK) :]
-        self.spared = self.find_spared()
+        self.form = probe.find_content(self)
+        if tools != "none":
+            self.form = probe.find_thinking(self)
+        self.tools = probe.choose(self) if tools == "auto" else tools
+        """The name of the format."""
+        self.format = find_format(self.tools)
+        if self.format is not None:
+            self.form = probe.find_calls(self, tools, self.format)
+            self.form = probe.find_results(self, tools)
+        self.offers = probe.find_offers(self)
+        opening = (self.try_render((QUESTION,)) or "").rstrip()
+        if opening.endswith(self.thinking[0]):
+            whole = self.try_render((QUESTION,)) or ""
+            self.opened = whole[whole.rindex(self.thinking[0]) :]
+        self.spared = probe.find_spared(self)
+
+    @property
+    def thinking(self) -> tuple[str, str]:
+        """What opens and closes thinking."""
+        return (THINK, CLOSED) if self.format is None else self.format.thinking
 
     def render(
         self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
@@ -117,9 +91,9 @@ class Template:
 
     def apply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, opening: bool, form: Form) -> str:
         """The template's rendering of messages."""
-        schemas = [tool.schema for tool in tools] or None
+        schemas = [tool.schema for tool in tools] or self.no_tools
         if tools and messages and not self.offers:
-            messages, schemas = self.with_offer(messages, tools), None
+            messages, schemas = self.with_offer(messages, tools), self.no_tools
         try:
             text: str = self.tokenizer.apply_chat_template(
                 self.entries(messages, form),
@@ -158,12 +132,12 @@ class Template:
     def with_offer(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
         """The conversation with a description of the tools in the system message or the first question. This is for a
         template that does not support tools, or that writes calls in another format than `rollout.tools`."""
-        if self.format is None or self.format.offer is None:
+        if self.format is None or not (self.format.offer or self.format.help_text):
             raise ValueError(
-                "the chat template does not show the tools that the environment offers; "
-                f"set rollout.tools to one of {', '.join(name for name, how in FORMATS.items() if how and how.offer)}"
+                'the chat template does not show the tools that the environment offers; set rollout.tools = "auto", or '
+                "give your parser a method offer(tools)"
             )
-        offer = self.format.offer(tools)
+        offer = self.format.offer(tools) if self.format.offer else general_offer(tools, self.format.help_text)
         if not self.takes_system:
             index = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
             question = f"{offer}\n\n{messages[index].content}"
@@ -176,8 +150,10 @@ class Template:
         """Messages as the dictionaries that a template reads. A tool result gets the name of the call it answers."""
         entries = []
         waiting: list[dict[str, Any]] = []
-        for message in messages:
-            entry = self.entry(message, form)
+        total = 0
+        for message in as_questions(messages) if form.results == "user" else messages:
+            entry = self.entry(message, form, total)
+            total += len(message.calls)
             if message.role != "tool":
                 waiting = list(entry.get("tool_calls", ()))
             elif waiting:
@@ -186,169 +162,116 @@ class Template:
             entries.append(entry)
         return entries
 
-    def entry(self, message: Message, form: Form) -> dict[str, Any]:
+    def entry(self, message: Message, form: Form, total: int) -> dict[str, Any]:
+        """One message; `total` calls came before it."""
         content = message.content
         entry: dict[str, Any] = {"role": message.role}
         if message.calls and form.calls != "content":
-            entry["tool_calls"] = [call_entry(call, index, form) for index, call in enumerate(message.calls)]
+            entry["tool_calls"] = [
+                call_entry(call, (self.format.make_id if self.format else plain_id)(call, index, total + index), form)
+                for index, call in enumerate(message.calls)
+            ]
         elif message.calls and self.format is not None and self.format.write is not None:
             content = self.format.write(message)
         if message.thinking and form.thinking:
             entry |= dict.fromkeys(form.thinking, message.thinking)
         elif message.thinking:
-            content = join_thinking(message.thinking, content)
-        elif self.opened and message.role == "assistant" and CLOSED in content and THINK not in content:
+            content = join_thinking(message.thinking, content, self.thinking)
+        elif (
+            self.opened
+            and message.role == "assistant"
+            and self.thinking[1] in content
+            and self.thinking[0] not in content
+        ):
             content = self.opened + content
         entry["content"] = [{"type": "text", "text": content}] if form.in_parts else content
         return entry
 
-    # ------------------------------------------------------------ probing the template
-
-    def find_content(self) -> Form:
-        """The form in which the text of a message is rendered. A template that refuses both raises its error later."""
-        for form in (Form(), Form(in_parts=True)):
-            text = self.try_render((QUESTION,), form=form)
-            if text is None or WORD in text:
-                return form
-        raise ValueError(
-            "the chat template does not render the content of a message, neither as text nor as parts; use another one"
-        )
-
-    def find_offers(self) -> bool:
-        """Whether the template describes tools and asks for calls in the format of `rollout.tools`."""
-        self.offers = True
-        if self.format is not None and self.form.calls == "content":
-            return False
-        text = self.try_render((QUESTION,), (TOOL,))
-        return text is not None and text.count(WORD) > 1 and THOUGHT in text
+    # ------------------------------------------------------------ what a model would write
 
     @cached_property
     def takes_system(self) -> bool:
         """Whether the template renders a system message before a question."""
-        text = self.try_render((Message("system", THOUGHT), QUESTION))
-        return text is not None and THOUGHT in text
-
-    def find_thinking(self) -> Form:
-        """The form with all fields from which the template renders thinking, in an answer or before a call."""
-        fields = []
-        for field in (name for name in ("reasoning_content", "thinking", "reasoning") if name in self.source):
-            forms = [replace(self.form, thinking=(field,), calls=calls) for calls in ("mapping", "text")]
-            texts = [self.try_render(m, opening=o, form=f) for m in THOUGHTFUL for f in forms for o in (True, False)]
-            if any(text and THOUGHT in text for text in texts):
-                fields.append(field)
-        return replace(self.form, thinking=tuple(fields))
-
-    def find_calls(self, name: str, how: Format) -> Form:
-        """The form in which rendered calls parse as the same calls; if there is none, calls go into the content."""
-        for calls in ("mapping", "text"):
-            form = replace(self.form, calls=calls)
-            if self.end_of_call(how, form) is not None:
-                return form
-        if how.write is None:
-            alternatives = " or ".join(f'"{other}"' for other in FORMATS if other != name)
-            raise ValueError(
-                f'this chat template does not write calls as rollout.tools = "{name}"; set it to {alternatives}'
-            )
-        return replace(self.form, calls="content")
-
-    def end_of_call(self, how: Format, form: Form) -> int | None:
-        """The token after a call in the last message; None if the call does not parse as the same call."""
-        written = self.written(CALL, how, form)
-        return written[1] if written is not None else None
-
-    def written(self, message: Message, how: Format, form: Form) -> tuple[GuardedText, int] | None:
-        """The text that the template writes for a last message of the assistant, and the token after it; None if the
-        text does not parse as the same message."""
-        old, rendered = self.try_render((QUESTION,)), self.try_to_write((QUESTION, message), opening=False, form=form)
-        if old is None or rendered is None or not rendered.text.startswith(old):
-            return None
-        written = rendered.after(len(old))
-        for position, token in added_tokens(self.tokenizer, written.guarded):
-            read = how.parse(written.text[:position])
-            if (read.calls, read.content, read.thinking or message.thinking) == (
-                message.calls,
-                message.content,
-                read.thinking,
-            ):
-                return written.before(position), token
-        return None
+        text = self.try_render((Message("system", probe.THOUGHT), QUESTION))
+        return text is not None and probe.THOUGHT in text
 
     def spoken(self, message: Message) -> GuardedText:
         """The text of a message as a model would sample it."""
         if not message.calls and not message.thinking:
             return self.own_words(message.content)
         if self.format is None:
-            raise ValueError('calls and thinking need a format; set rollout.tools, for example to "hermes"')
-        written = self.written(message, self.format, self.form)
-        if written is not None:
-            return written[0]
+            raise ValueError('calls and thinking need a format; set rollout.tools = "auto"')
+        found = probe.written(self, message, self.format, self.form)
+        if found is not None and found.exact:
+            return found.text
+        if found is not None:
+            text = self.continued(found.text, message)
+            read = self.format.parse(self.opened + text.text, specs_of(message.calls))
+            if probe.same(read, message) and (read.content, read.thinking) == (message.content, message.thinking):
+                return text
         if self.format.write is None:
             raise ValueError("the chat template writes this message so that it does not parse as the same message")
         guard = self.control.guards(list(texts_of((message,))))
         plain = message if guard is None else guard.message(message, self.spared)
-        text = join_thinking(plain.thinking, self.format.write(plain)).removeprefix(self.opened)
-        return GuardedText(text, text) if guard is None else guard.written(text)
+        text_only = join_thinking(plain.thinking, self.format.write(plain), self.thinking).removeprefix(self.opened)
+        return GuardedText(text_only, text_only) if guard is None else guard.written(text_only)
+
+    def continued(self, text: GuardedText, message: Message) -> GuardedText:
+        """A text that the template writes without the opening of thinking, as it goes on after that opening."""
+        begin, end = self.thinking
+        if not self.opened:
+            return text
+        blank = len(text.text) - len(text.text.lstrip())
+        if text.text.startswith(begin, blank):
+            return text.after(blank + len(begin))
+        if text.text.startswith(end, blank):
+            return text
+        closing = f"{message.thinking}\n{end}\n\n"
+        return GuardedText(closing + text.text, closing + text.guarded)
 
     def ends(self) -> list[int]:
         """The tokens with which the template ends the assistant's last message: after an answer, and after a call."""
-        tokens = self.after_answer((), opening=False)
-        if self.format is not None and (token := self.end_of_call(self.format, self.form)) is not None:
-            tokens.append(token)
-        return list(dict.fromkeys(tokens))
+        tags: frozenset[str] = frozenset() if self.format is None else self.format.tags
+        tokens = self.after_answer((), opening=False, within=tags)
+        token = None if self.format is None else probe.end_of_call(self, self.format, self.form)
+        return list(dict.fromkeys([*tokens, *([] if token is None else [token])]))
 
     def closings(self) -> list[int]:
         """The token with which the template closes an answer inside a conversation, whatever follows."""
         nothing, more = self.after_answer(()), self.after_answer((QUESTION,))
         return nothing if nothing == more else []
 
-    def find_spared(self) -> frozenset[str]:
-        """Control tokens of thinking and calls, and those that the template looks for in an answer. Control tokens that
-        the template writes around plain messages are not among them: inside a message they are text."""
-        tokenizer, find = self.tokenizer, self.control.find
-        forms = [replace(self.form, calls=calls) for calls in ("mapping", "text")]
-        conversations = (*THOUGHTFUL[:2], (QUESTION, CALL))
-        spoken = [self.try_render(messages, opening=False, form=form) for messages in conversations for form in forms]
-        instruction, answer = Message("system", WORD), Message("assistant", THOUGHT)
-        plain = ((QUESTION,), (instruction, QUESTION), (QUESTION, answer, QUESTION), (QUESTION, answer, RESULT))
-        plain_texts = [self.try_render(messages, opening=False) for messages in plain]
-        delimiters = {text for part in plain_texts for text in find(part or "")}
-        candidates = tested_strings(self.source) | {text for part in spoken for text in find(part or "")}
-        spared = candidates - delimiters | {THINK, CLOSED, OPEN, CLOSE, PYTHON_TAG}
-        ends = {
-            *self.ends(),
-            *self.closings(),
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-            tokenizer.pad_token_id,
-            tokenizer.unk_token_id,
-        }
-        return frozenset(text for text, token in self.control.tokens.items() if text in spared and token not in ends)
-
-    def after_answer(self, more: tuple[Message, ...], *, opening: bool = True) -> list[int]:
-        """The added token right after an answer, if there is one."""
-        answer = Message("assistant", THOUGHT)
+    def after_answer(
+        self, more: tuple[Message, ...], *, opening: bool = True, within: frozenset[str] = frozenset()
+    ) -> list[int]:
+        """The added token right after an answer, if there is one; tokens `within` answers do not count."""
+        answer = Message("assistant", probe.THOUGHT)
         text = self.try_render((QUESTION, answer, *more), opening=opening)
-        return leading_token(self.tokenizer, text.rpartition(THOUGHT)[2]) if text and THOUGHT in text else []
+        if not text or probe.THOUGHT not in text:
+            return []
+        rest = text.rpartition(probe.THOUGHT)[2]
+        leading = probe.leading_token(self.tokenizer, rest)
+        if leading and self.tokenizer.decode(leading, skip_special_tokens=False) in within:
+            added = [token for _, token in probe.added_tokens(self.tokenizer, rest)]
+            names = {token: self.tokenizer.decode([token], skip_special_tokens=False) for token in added}
+            return [token for token in added if names[token] not in within][:1]
+        return leading
 
 
-def call_entry(call: ToolCall, index: int, form: Form) -> dict[str, Any]:
+def as_questions(messages: Sequence[Message]) -> list[Message]:
+    """A conversation whose tool results are questions, for templates that know no results. Templates of that kind
+    want questions and answers to take turns, so neighbours become one question."""
+    made: list[Message] = []
+    for message in messages:
+        if message.role == "tool":
+            message = Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+        if made and message.role == made[-1].role == "user":
+            made[-1] = Message("user", f"{made[-1].content}\n{message.content}")
+        else:
+            made.append(message)
+    return made
+
+
+def call_entry(call: ToolCall, call_id: str, form: Form) -> dict[str, Any]:
     arguments: Any = call.text if form.calls == "text" else dict(call.arguments)
-    # Some templates print ids, and some of those require nine characters.
-    return {"type": "function", "id": f"call{index:05d}", "function": {"name": call.name, "arguments": arguments}}
-
-
-def added_tokens(tokenizer: ChatTokenizer, text: str) -> list[tuple[int, int]]:
-    """(position, token) of every added token in a text, in order."""
-    positions = []
-    for word, token in tokenizer.get_added_vocab().items():
-        position = text.find(word)
-        while position >= 0:
-            positions.append((position, int(token)))
-            position = text.find(word, position + 1)
-    return sorted(positions)
-
-
-def leading_token(tokenizer: ChatTokenizer, text: str) -> list[int]:
-    """The added token a text begins with, if it begins with one."""
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    return [int(tokens[0])] if tokens and tokens[0] in tokenizer.get_added_vocab().values() else []
+    return {"type": "function", "id": call_id, "function": {"name": call.name, "arguments": arguments}}

@@ -1,8 +1,8 @@
-"""Tool calls: parses the text of a model into structured calls, and writes structured calls as text.
+"""Tool calls in text: what a format is, and the parts that the readers of all formats share.
 
-A format parses the text of an action into a message with thinking, content and calls. The text is hostile input:
-parsing never raises, and a text that cannot be parsed becomes a message whose `fault` tells the model what to write
-instead. Faults do not quote the model's text.
+A format reads the text of an action into a message with thinking, content and calls. The text is hostile input: reading
+never raises and takes linear time, and a text that cannot be read becomes a message whose `fault` tells the model what
+to write instead. Faults do not quote the model's text. What hard cases become is a table in docs/reference/tools.md.
 """
 
 from __future__ import annotations
@@ -10,49 +10,147 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from turnwise.messages import TOOL_NAME, Message, ToolCall, ToolSpec
+from turnwise.messages import Message, ToolCall, ToolSpec
 
 DEEPEST = 32
 """The deepest nesting of the arguments of a call."""
 LARGEST = 2**63
+LONGEST_NAME = 128
 SPACE = re.compile(r"\s*")
 
 THINK, CLOSED = "<think>", "</think>"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-HERMES_CALL = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-LLAMA_CALL = '{"name": ..., "parameters": {...}}'
 
 
-class Fault(Exception):
-    """A message cannot be parsed. The text is for the model."""
+class Fault(ValueError):
+    """A message cannot be read. The text is for the model."""
+
+
+class Reader(Protocol):
+    """Reads the text of an action; raises Fault. The tools are those that were offered, for values without types."""
+
+    def __call__(self, text: str, tools: Sequence[ToolSpec], /) -> Message: ...
+
+
+def nothing_more(text: str) -> str:
+    return text
+
+
+def plain_id(call: ToolCall, number: int, total: int) -> str:
+    """The id of the call with this number in its message and in the conversation. Some templates print ids, and some of
+    those require nine letters and digits."""
+    return f"call{number:05d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """How calls are written in text."""
 
-    read: Callable[[str], Message]
-    """Parses a text into a message; raises Fault."""
+    read: Reader
     write: Callable[[Message], str] | None = None
     """The text of a message's content and calls; None if only a chat template can write them."""
     offer: Callable[[Sequence[ToolSpec]], str] | None = None
     """The description of the tools for the model; None if only a chat template can write it."""
-    clean: Callable[[str], str] = lambda text: text
-    """A text that could not be parsed, without the parts that a chat template would refuse."""
+    clean: Callable[[str], str] = nothing_more
+    """A text that could not be read, without the parts that a chat template would refuse."""
     tags: frozenset[str] = frozenset()
     """Control tokens of an action besides those of thinking and calls."""
+    ends: frozenset[str] = frozenset()
+    """Tokens that end an action, which the reader takes for a part of it."""
+    thinking: tuple[str, str] = (THINK, CLOSED)
+    """What opens and closes thinking."""
+    make_id: Callable[[ToolCall, int, int], str] = plain_id
+    """The id that a template gets with a call."""
+    help_text: str = ""
+    """How to write a call, for a description of tools."""
 
-    def parse(self, text: str) -> Message:
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         """The message of a text, or a message with the text and its fault."""
         try:
-            return self.read(text)
+            return self.read(text, tools)
+        except ValueError as fault:  # our readers raise Fault; a user's may raise what int() and json.loads() raise
+            return Message("assistant", self.clean(text), fault=str(fault) or "the message cannot be read")
+
+
+def general_offer(tools: Sequence[ToolSpec], help_text: str) -> str:
+    """A description of tools for a format whose model knows none of its own, or whose template does not write it."""
+    offered = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
+    return f"You may call functions. To call one, {help_text}. The functions, in JSON:\n{offered}"
+
+
+# ---------------------------------------------------------------- the parts of a message
+
+
+def split_thinking(
+    text: str,
+    marks: tuple[str, str] = (THINK, CLOSED),
+    calls: re.Pattern[str] | None = None,
+    *,
+    call_ends_it: bool = True,
+) -> tuple[str, str]:
+    """(thinking, the rest) of a text that may begin with thinking; its opening mark may be in the prompt. `calls` finds
+    the opening mark of a call: with `call_ends_it`, it ends thinking that is never closed."""
+    opening, closing = marks
+    inside, tag, answer = text.partition(closing)
+    opened = inside.lstrip().startswith(opening)
+    call = None if calls is None else calls.search(inside)
+    if not tag and opened:
+        if call is None or not call_ends_it:
+            raise Fault(f"the thinking does not end; close it with {closing} and then answer")
+        return inside[: call.start()].lstrip().removeprefix(opening).strip("\n"), inside[call.start() :]
+    if not tag or (not opened and call is not None):
+        return "", text
+    return (inside.lstrip().removeprefix(opening) if opened else inside).strip("\n"), answer.lstrip("\n")
+
+
+def join_thinking(thinking: str, content: str, marks: tuple[str, str] = (THINK, CLOSED)) -> str:
+    """The inverse of `split_thinking`, in the form of templates."""
+    return f"{marks[0]}\n{thinking}\n{marks[1]}\n\n{content}" if thinking else content
+
+
+def spoken_with(thinking: str, outside: Sequence[str], calls: Sequence[ToolCall]) -> Message:
+    """The message with these calls and the texts before, between and after them."""
+    first, *later = outside or [""]
+    # The template writes the white space around calls.
+    content = [part for part in (first.rstrip(), *(other.strip() for other in later)) if part]
+    return Message("assistant", "\n".join(content), thinking, tuple(calls))
+
+
+Block = Callable[[str, int], tuple[list[ToolCall], int]]
+"""Reads the calls after an opening mark: (text, position after it) -> (calls, position after the closing mark)."""
+
+
+def read_blocks(answer: str, begin: re.Pattern[str], block: Block, thinking: str, help_text: str) -> Message:
+    """A message with any number of blocks of calls, each after a match of `begin`."""
+    calls: list[ToolCall] = []
+    outside: list[str] = []
+    position = 0
+    while (mark := begin.search(answer, position)) is not None:
+        outside.append(answer[position : mark.start()])
+        try:
+            found, position = block(answer, mark.end())
         except Fault as fault:
-            return Message("assistant", self.clean(text), fault=str(fault))
+            raise Fault(f"a tool call could not be read: {fault}; {help_text}") from None
+        calls += found
+    if not calls:
+        return Message("assistant", answer, thinking)
+    return spoken_with(thinking, [*outside, answer[position:]], calls)
+
+
+def one_of(marks: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that matches any of the marks."""
+    return re.compile("|".join(map(re.escape, marks)))
+
+
+def nearest(text: str, position: int, mark: str) -> int:
+    """The position of the next mark, or the end of the text."""
+    found = text.find(mark, position)
+    return len(text) if found < 0 else found
 
 
 # ---------------------------------------------------------------- JSON
@@ -82,7 +180,11 @@ def no_number(text: str) -> Any:
 
 
 DECODER = json.JSONDecoder(
-    object_pairs_hook=unique, parse_int=whole_number, parse_float=real_number, parse_constant=no_number
+    object_pairs_hook=unique,
+    parse_int=whole_number,
+    parse_float=real_number,
+    parse_constant=no_number,
+    strict=False,  # models write line breaks within strings
 )
 
 
@@ -130,127 +232,33 @@ def is_text(value: str) -> bool:
     return True
 
 
-def make_call(name: Any, arguments: Any, key: str) -> ToolCall:
-    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise Fault('"name" must be the name of a tool: letters, digits, "_", "-" and "."')
+def make_call(name: Any, arguments: Any, key: str = "arguments") -> ToolCall:
+    if not is_name(name):
+        raise Fault('"name" must be the name of a tool')
     if not isinstance(arguments, dict):
         raise Fault(f'"{key}" must be an object, {{}} if there is nothing to give')
     return ToolCall(name, arguments)
 
 
+def is_name(name: Any) -> bool:
+    """Whether a value can be the name of a tool: any printable text without marks of tags."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and name == name.strip()
+        and not {"<", ">"} & set(name)
+    )
+
+
+def call_of(value: Any, key: str = "arguments") -> ToolCall:
+    """The call that a JSON object with a name and arguments (or parameters) means."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or "name" not in value or not {"arguments", "parameters"} & value.keys():
+        raise Fault(f'a call is an object with "name" and "{key}"')
+    return make_call(value["name"], value.get("arguments", value.get("parameters")), key)
+
+
 def call_text(call: ToolCall, key: str) -> str:
-    return f'{{"name": "{call.name}", "{key}": {call.text}}}'
-
-
-# ---------------------------------------------------------------- Hermes and Qwen
-
-
-def read_hermes(text: str) -> Message:
-    """Text with any number of <tool_call>{"name": ..., "arguments": {...}}</tool_call> in it."""
-    thinking, answer = split_thinking(text)
-    calls: list[ToolCall] = []
-    outside: list[str] = []
-    position = 0
-    while (start := answer.find(OPEN, position)) >= 0:
-        outside.append(answer[position:start])
-        call, position = read_tagged(answer, start + len(OPEN))
-        calls.append(call)
-    outside.append(answer[position:])
-    if any(CLOSE in part for part in outside):
-        raise Fault(f"{CLOSE} closes nothing; write a call as {HERMES_CALL}")
-    if not calls:
-        return Message("assistant", answer, thinking)
-    first, *later = outside
-    # The template writes the white space around calls.
-    spoken = [part for part in (first.rstrip(), *(other.strip() for other in later)) if part]
-    return Message("assistant", "\n".join(spoken), thinking, tuple(calls))
-
-
-def read_tagged(text: str, position: int) -> tuple[ToolCall, int]:
-    """(the call whose JSON begins at `position`, the position after its closing tag)."""
-    try:
-        value, end = read_json(text, position)
-        if not isinstance(value, dict) or not {"name", "arguments"} <= value.keys():
-            raise Fault('a call is an object with "name" and "arguments"')
-        if not text.startswith(CLOSE, end):
-            raise Fault(f"a call must be closed with {CLOSE}, with nothing between")
-        return make_call(value["name"], value["arguments"], "arguments"), end + len(CLOSE)
-    except Fault as fault:
-        raise Fault(f"a tool call could not be read: {fault}; write {HERMES_CALL}") from None
-
-
-def split_thinking(text: str) -> tuple[str, str]:
-    """(thinking, the rest) of a text that may begin with <think>...</think>; the first tag may be in the prompt."""
-    inside, tag, answer = text.partition(CLOSED)
-    opened = inside.lstrip().startswith(THINK)
-    if not tag and opened:
-        raise Fault(f"the thinking does not end; close it with {CLOSED} and then answer")
-    if not tag or (not opened and OPEN in inside):
-        return "", text
-    return (inside.lstrip().removeprefix(THINK) if opened else inside).strip("\n"), answer.lstrip("\n")
-
-
-def join_thinking(thinking: str, content: str) -> str:
-    """The inverse of `split_thinking`, in the form of templates."""
-    return f"{THINK}\n{thinking}\n{CLOSED}\n\n{content}" if thinking else content
-
-
-def offer_hermes(tools: Sequence[ToolSpec]) -> str:
-    """The description of tools in Qwen's templates."""
-    offered = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{offered}\n</tools>\n\n"
-        "For each function call, return a json object with function name and arguments within "
-        f"{OPEN}{CLOSE} XML tags:\n{OPEN}\n"
-        '{"name": <function-name>, "arguments": <args-json-object>}\n' + CLOSE
-    )
-
-
-def write_hermes(message: Message) -> str:
-    calls = [f"{OPEN}\n{call_text(call, 'arguments')}\n{CLOSE}" for call in message.calls]
-    return "\n".join([message.content, *calls] if message.content else calls)
-
-
-# ---------------------------------------------------------------- Llama
-
-
-def read_llama(text: str) -> Message:
-    """Nothing but {"name": ..., "parameters": {...}}, several separated by ";", after an optional <|python_tag|>."""
-    body = text.strip()
-    tagged = body.startswith(PYTHON_TAG)
-    body = body.removeprefix(PYTHON_TAG)
-    if not tagged and not re.match(r'\{\s*"', body):
-        return Message("assistant", text)
-    calls: list[ToolCall] = []
-    position = 0
-    try:
-        while True:
-            value, position = read_json(body, position)
-            parameters = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
-            if not isinstance(value, dict) or "name" not in value:
-                if not tagged and not calls and position == len(body):
-                    return Message("assistant", text)  # an answer that is JSON
-                raise Fault('a call is an object with "name" and "parameters"')
-            calls.append(make_call(value["name"], parameters, "parameters"))
-            if position == len(body):
-                return Message("assistant", "", calls=tuple(calls))
-            if body[position] != ";":
-                raise Fault("nothing may follow a call but another, after a semicolon")
-            position += 1
-    except Fault as fault:
-        raise Fault(f"a tool call could not be read: {fault}; write {LLAMA_CALL} and nothing else") from None
-
-
-def offer_llama(tools: Sequence[ToolSpec]) -> str:
-    """The description of tools in Llama's templates."""
-    offered = "\n\n".join(json.dumps(tool.schema, ensure_ascii=False, indent=4) for tool in tools)
-    return (
-        "You have access to the following functions. To call a function, please respond with JSON for a function call. "
-        'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}. '
-        f"Do not use variables.\n\n{offered}"
-    )
-
-
-def write_llama(message: Message) -> str:
-    return "; ".join(call_text(call, "parameters") for call in message.calls) or message.content
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "{key}": {call.text}}}'

@@ -9,9 +9,10 @@ The prompt ends with <|start|>assistant, and the token that ends the action is n
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from turnwise.messages import Message, ToolCall
-from turnwise.rollout.render.toolcalls import Fault, make_call, read_json
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.rollout.render.toolcalls import Fault, Format, make_call, read_json
 
 CONTROL = re.compile(r"<\|[a-z_]+\|>")
 RECIPIENT = re.compile(r"\bto=(\S+)")
@@ -25,7 +26,7 @@ HELP = (
 )
 
 
-def read_harmony(text: str) -> Message:
+def read_harmony(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
     """The message of an action. Analysis is thinking, commentary to a function is a call, final is content. Other
     commentary is content, or thinking if a call follows, because templates accept only one of them with a call."""
     thoughts: list[str] = []
@@ -81,3 +82,6 @@ def without_control(text: str) -> str:
     """The text of all channels without headers and control tokens, which gpt-oss's template refuses."""
     bodies = [part.partition("<|message|>")[2] or part for part in text.split("<|start|>")]
     return "\n".join(CONTROL.sub("", body) for body in bodies)
+
+
+HARMONY = Format(read_harmony, clean=without_control, tags=TAGS, ends=frozenset({"<|call|>", "<|return|>"}))

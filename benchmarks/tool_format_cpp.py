@@ -1,0 +1,158 @@
+"""Outputs and expected calls of llama.cpp's tests/test-chat.cpp, by value from its source, for tool_formats.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+from turnwise.messages import ToolSpec
+from turnwise.rollout.render.renderer import Renderer
+
+LITERAL = re.compile(r'R"([^()\s]*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "'": "'"}
+TESTER = re.compile(r'peg_tester\s*\(\s*"([^"]+)"')
+DEFINED = re.compile(r"const common_chat_msg (\w+)\s*=\s*(.*?);", re.DOTALL)
+TOOL = re.compile(r"static common_chat_tool (\w+)\s*\{(.*?)\n\};", re.DOTALL)
+MAKERS = {
+    "simple_assist_msg": (2, 3),
+    "message_with_tool_calls_and_reasoning": (0, 1),
+    "message_with_tool_calls": (0, 1),
+    "message_with_content_and_tool_call": (1, 2),
+    "message_with_reasoning_and_tool_call": (1, 2),
+}
+"""Places of the name and of the arguments of a call."""
+
+
+def literals(text: str) -> list[str]:
+    """The string literals of a piece of C++, neighbours joined."""
+    found: list[str] = []
+    end = -1
+    for match in LITERAL.finditer(text):
+        raw = match[2] is not None
+        value = match[2] if raw else re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[0]), match[3])
+        if found and not text[end : match.start()].strip(" \n\t+"):
+            found[-1] += value
+        else:
+            found.append(value)
+        end = match.end()
+    return found
+
+
+def argument(text: str, start: int) -> str:
+    """The text within the bracket that opens at `start`."""
+    depth, position = 0, start
+    while position < len(text):
+        if match := LITERAL.match(text, position):
+            position = match.end()
+            continue
+        depth += (text[position] in "({") - (text[position] in ")}")
+        position += 1
+        if not depth:
+            return text[start + 1 : position - 1]
+    return ""
+
+
+def calls_of(expected: str, known: dict[str, Any]) -> list[tuple[str, Any]] | None:
+    """The calls of an expected message; None if the source is not of a form that this knows."""
+    name = expected.strip()
+    if name in known:
+        return list(known[name])
+    for maker, (place, values) in MAKERS.items():
+        if name.startswith(f"{maker}("):
+            given = literals(name)
+            if len(given) <= place or not given[place]:
+                return []
+            return [(given[place], parsed(given[values] if len(given) > values else "{}"))]
+    return None
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else {}
+    except ValueError:
+        return text
+
+
+def listed(expected: str) -> list[tuple[str, Any]]:
+    """Calls of .expect_tool_calls({ { name, arguments, id }, ... })."""
+    found = []
+    for match in re.finditer(r"\{", expected):
+        inside = argument(expected, match.start())
+        given = literals(inside)
+        if "{" not in LITERAL.sub("", inside) and given:
+            found.append((given[0], parsed(given[1] if len(given) > 1 else "{}")))
+    return found
+
+
+def cases(source: str) -> list[dict[str, Any]]:
+    known: dict[str, Any] = {}
+    for name, value in DEFINED.findall(source):
+        if (calls := calls_of(value, known)) is not None:
+            known[name] = calls
+    tools = {name: literals(body) for name, body in TOOL.findall(source)}
+    found = []
+    marks = sorted([(m.start(), m[1]) for m in TESTER.finditer(source)])
+    for match in re.finditer(r"\btst\.test\s*\(", source):
+        template = next((name for place, name in reversed(marks) if place < match.start()), "")
+        end = source.find(".run()", match.start())
+        chain = source[match.start() : end]
+        if "is_partial(true)" in chain or not template:
+            continue
+        output = literals(argument(source, match.end() - 1))
+        wanted: list[tuple[str, Any]] | None = None
+        if place := re.search(r"\.expect_tool_calls\s*\(", chain):
+            wanted = listed(argument(chain, place.end() - 1))
+        elif place := re.search(r"\.expect\s*\(", chain):
+            wanted = calls_of(argument(chain, place.end() - 1), known)
+        elif re.search(r"\.expect_(?:content|reasoning)", chain):
+            wanted = []
+        offered = re.search(r"\.tools\s*\(\s*\{([^}]*)\}", chain)
+        names = [name.strip() for name in offered[1].split(",")] if offered else []
+        if output and wanted is not None:
+            line = source.count("\n", 0, match.start()) + 1
+            specs = [spec(tools[name]) for name in names if name in tools]
+            found.append({"template": template, "text": output[0], "wanted": wanted, "tools": specs, "line": line})
+    return found
+
+
+def spec(given: list[str]) -> ToolSpec:
+    schema = parsed(given[-1]) if len(given) > 2 else {}
+    fit = isinstance(schema, dict) and schema.get("type") == "object"
+    return ToolSpec(given[0], "", schema if fit else {"type": "object", "properties": {}})
+
+
+def llama_cpp_outcomes(folder: Path) -> list[dict[str, str]]:
+    """The outcome of every whole output for a template whose calls are in one of our formats."""
+    make = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make_templates.py"))
+    renderers: dict[str, Renderer | None] = {}
+    found = []
+    for case in cases((folder / "tests" / "test-chat.cpp").read_text(encoding="utf-8")):
+        name = case["template"]
+        if name not in renderers:
+            renderers[name] = None
+            if (folder / name).exists():
+                source = (folder / name).read_text(encoding="utf-8")
+                try:
+                    made = Renderer(make["tokenizer_for"](source, 0), tools="auto")
+                    renderers[name] = made if made.template.form.calls != "content" else None
+                except ValueError:
+                    pass
+        renderer = renderers[name]
+        if renderer is None or renderer.template.format is None:
+            continue
+        read = renderer.template.format.parse(case["text"], case["tools"])
+        calls = [(call.name, dict(call.arguments)) for call in read.calls]
+        broken = any(not isinstance(arguments, dict) for _, arguments in case["wanted"])
+        right = bool(read.fault) if broken else calls == case["wanted"]
+        found.append(
+            {
+                "format": renderer.template.tools,
+                "test": f"test-chat.cpp:{case['line']}",
+                "outcome": "right" if right else "wrong",
+                "why": f"{calls} != {case['wanted']} | fault: {read.fault} | {case['text']!r}",
+            }
+        )
+    return found

@@ -1,0 +1,212 @@
+"""Calls in tags, with a tag for each argument. Values have no types, so the schema of the tool coerces them.
+
+qwen_xml    <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>; Qwen3-Coder, Qwen3.5,
+            Nemotron 3, Step 3.5
+seed_oss    the same with <seed:tool_call>
+glm         <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>; GLM-4.5 and later
+minimax     <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke></minimax:tool_call>
+dsml        <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value...;
+            DeepSeek V3.2 and V4
+minicpm     <function name="NAME"><param name="KEY">value</param></function>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.rollout.render.formats.coerce import coerced, guessed, properties_of, types_of
+from turnwise.rollout.render.toolcalls import (
+    CLOSED,
+    THINK,
+    Fault,
+    Format,
+    Reader,
+    check_value,
+    make_call,
+    read_blocks,
+    split_thinking,
+)
+
+Value = Callable[[str, str, Any], Any]
+"""(attributes of the tag, text, schema) -> value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags of a format, as patterns; those of names have one group for the name."""
+
+    begin: str
+    """What begins a block of calls, or a call without its block."""
+    end: str
+    """What ends a block."""
+    call: str
+    close_call: str
+    argument: str
+    """Groups: the name, and further attributes."""
+    close_argument: str
+    single: bool = False
+    """Whether a block has one call, whose closing tag ends the block."""
+    trim: bool = False
+    """Whether the template writes line breaks around a value."""
+    help_text: str = ""
+    marks: tuple[str, str] = (THINK, CLOSED)
+
+
+ATTRIBUTE = r"""\s*=\s*(?:"([^"<>\n]{1,200})"|'([^'<>\n]{1,200})'|([^"'<>\s]{1,200}))"""
+
+
+def typed(attributes: str, text: str, schema: Any) -> Any:
+    return coerced(text, schema)
+
+
+def told(attributes: str, text: str, schema: Any) -> Any:
+    """A value whose tag says whether it is a string; a schema knows better."""
+    if 'string="false"' in attributes and not types_of(schema):
+        return guessed(text)
+    return coerced(text, schema)
+
+
+def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
+    begin = re.compile(tags.begin)
+    call = re.compile(rf"\s*{tags.call}")
+    # One pass over the marks of a call: a value ends at its closing tag, or where the next tag of the call begins.
+    inner = re.compile(
+        f"(?P<argument>{tags.argument})|(?P<closed>{tags.close_argument})|(?P<done>{tags.close_call})|(?P<end>{tags.end})"
+    )
+    end = re.compile(rf"\s*{tags.end}")
+
+    def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
+        def block(answer: str, position: int) -> tuple[list[ToolCall], int]:
+            calls = []
+            while (name := call.match(answer, position)) is not None:
+                found, position = read_one(answer, name, inner, tags, value, tools)
+                calls.append(found)
+                if tags.single:
+                    break
+            if not calls:
+                raise Fault("a block has no call that can be read")
+            closing = end.match(answer, position)
+            return calls, closing.end() if closing else position
+
+        thinking, answer = split_thinking(text, tags.marks, begin)
+        return read_blocks(answer, begin, block, thinking, tags.help_text)
+
+    return read
+
+
+def read_one(
+    text: str, name: re.Match[str], inner: re.Pattern[str], tags: Tags, value: Value, tools: Sequence[ToolSpec]
+) -> tuple[ToolCall, int]:
+    """(the call whose opening tag is `name`, the position after its closing tag)."""
+    called = next(part for part in name.groups() if part is not None).strip().strip("\"'")
+    properties = properties_of(tools, called)
+    arguments: dict[str, Any] = {}
+    key, attributes, start = "", "", -1
+    position = name.end()
+    if name[0].endswith("/>"):
+        return make_call(called, {}), position
+
+    def keep(stop: int) -> None:
+        if start >= 0:
+            if key in arguments:
+                raise Fault("an argument is given twice")
+            raw = trimmed(text[start:stop]) if tags.trim else text[start:stop]
+            arguments[key] = value(attributes, raw, properties.get(key))
+
+    while (mark := inner.search(text, position)) is not None:
+        if mark["argument"] is not None:
+            keep(mark.start())
+            parts = [part for part in mark.groups()[1:] if part is not None]
+            key, attributes, start = parts[0].strip(), mark["argument"], mark.end()
+        elif mark["closed"] is not None:
+            keep(mark.start())
+            start = -1
+        else:
+            keep(mark.start())
+            body = guessed(text[name.end() : mark.start()].strip()) if not arguments else None
+            arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
+            return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
+        position = mark.end()
+    if start >= 0 or text[position:].strip():
+        raise Fault("a call ends within its arguments")
+    return finished(called, arguments, properties), len(text)
+
+
+def finished(name: str, arguments: dict[str, Any], properties: Mapping[str, Any]) -> ToolCall:
+    """The call; arguments that a model has put into one object of another name are taken out of it."""
+    for wrapper in ("arguments", "input"):
+        if list(arguments) != [wrapper] or wrapper in properties:
+            continue
+        inside = guessed(arguments[wrapper]) if isinstance(arguments[wrapper], str) else arguments[wrapper]
+        if isinstance(inside, dict) and inside.keys() <= properties.keys():
+            arguments = inside
+    check_value(arguments)
+    return make_call(name, arguments)
+
+
+def trimmed(text: str) -> str:
+    """A value without the line break that the template writes before and after it."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def qwen_tags(prefix: str = "") -> Tags:
+    return Tags(
+        rf"<{prefix}tool_call>\s*(?=<function=)|(?=<function=)|<{prefix}tool_call>",
+        rf"</{prefix}tool_call>|(?=<{prefix}tool_call>)",
+        r"<function=([^<>\n]{1,200}?)\s*>",
+        "</function>",
+        r"<parameter=([^<>\n]{1,200}?)\s*>",
+        "</parameter>",
+        trim=True,
+        help_text=(
+            f"write <{prefix}tool_call><function=NAME><parameter=KEY>value</parameter></function></{prefix}tool_call>"
+        ),
+        marks=(f"<{prefix}think>", f"</{prefix}think>"),
+    )
+
+
+GLM_TAGS = Tags(
+    "<tool_call>",
+    "(?!)",
+    r"([^<>\n]{1,200}?)\s{0,16}(?:\\n)?\s{0,16}(?=<arg_key>|</tool_call>)",
+    "</tool_call>",
+    r"<arg_key>([^<>]{1,200})</arg_key>(?:\\n|\s){0,16}<arg_value>",
+    "</arg_value>",
+    single=True,
+    help_text="write <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
+)
+MINIMAX_TAGS = Tags(
+    r"<minimax:tool_call>|(?=<invoke name=)",
+    "</minimax:tool_call>",
+    rf"<invoke\s+name{ATTRIBUTE}\s*>",
+    "</invoke>",
+    rf"<parameter\s+name{ATTRIBUTE}\s*>",
+    "</parameter>",
+    help_text='write <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke>'
+    "</minimax:tool_call>",
+)
+DSML_TAGS = Tags(
+    r"<｜DSML｜(?:function|tool)_calls>|(?=<｜DSML｜invoke)",
+    "</｜DSML｜(?:function|tool)_calls>",
+    rf"<｜DSML｜invoke\s+name{ATTRIBUTE}\s*/?>",
+    "</｜DSML｜invoke>",
+    rf"<｜DSML｜parameter\s+name{ATTRIBUTE}[^<>]{{0,40}}>",
+    "</｜DSML｜parameter>",
+    help_text='write <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">'
+    "value</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+)
+
+
+def format_of(tags: Tags, value: Value = typed) -> Format:
+    return Format(reader_of_tags(tags, value), thinking=tags.marks, help_text=tags.help_text)
+
+
+QWEN_XML = format_of(qwen_tags())
+SEED_OSS = format_of(qwen_tags("seed:"))
+GLM = format_of(GLM_TAGS)
+MINIMAX = format_of(MINIMAX_TAGS)
+DSML = format_of(DSML_TAGS, told)

@@ -1,0 +1,320 @@
+"""Every format: calls are read, broken ones are faults, nothing raises, and hostile text takes linear time."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.messages import Message, ToolCall, ToolSpec
+from turnwise.rollout.render.formats.coerce import coerced, specs_of
+from turnwise.rollout.render.formats.registry import FORMATS, find_format
+from turnwise.rollout.render.toolcalls import Format
+
+READERS = {name: how for name, how in FORMATS.items() if how is not None}
+TOOLS = (
+    ToolSpec(
+        "get",
+        "",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "count": {"type": "integer"},
+                "where": {"type": "object"},
+                "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+            "required": ["name"],
+        },
+    ),
+)
+GET = ToolCall("get", {"name": "amber"})
+THREE = ToolCall("get", {"name": "é 本", "count": 3, "where": {"a": [1, "b"]}})
+JSON, JSON3 = '{"name": "amber"}', '{"name": "é 本", "count": 3, "where": {"a": [1, "b"]}}'
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+DSML = "<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>"
+
+
+def xml(open_tag: str, pairs: dict[str, str], argument: str, close: str) -> str:
+    return open_tag + "".join(argument.format(key=key, value=value) for key, value in pairs.items()) + close
+
+
+def tagged(open_tag: str, argument: str, close: str) -> tuple[str, str]:
+    three = {"name": "é 本", "count": "3", "where": '{"a": [1, "b"]}'}
+    return xml(open_tag, {"name": "amber"}, argument, close), xml(open_tag, three, argument, close)
+
+
+QWEN = tagged(
+    "<tool_call>\n<function=get>\n", "<parameter={key}>\n{value}\n</parameter>\n", "</function>\n</tool_call>"
+)
+SEED = tagged("<seed:tool_call><function=get>", "<parameter={key}>{value}</parameter>", "</function></seed:tool_call>")
+GLM = tagged("<tool_call>get\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "</tool_call>")
+MINIMAX = tagged(
+    '<minimax:tool_call>\n<invoke name="get">\n',
+    '<parameter name="{key}">{value}</parameter>\n',
+    "</invoke>\n</minimax:tool_call>",
+)
+DSMLS = tagged(
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get">\n',
+    '<｜DSML｜parameter name="{key}" string="false">{value}</｜DSML｜parameter>\n',
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+)
+K3 = (
+    tagged(
+        '<|open|>tools<|sep|><|open|>call tool="get" index="1"<|sep|>',
+        '<|open|>argument key="{key}" type="string"<|sep|>{value}<|close|>argument<|sep|>',
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+    )[0],
+    (
+        '<|open|>tools<|sep|><|open|>call tool="get" index="1"<|sep|>'
+        '<|open|>argument key="name" type="string"<|sep|>é 本<|close|>argument<|sep|>'
+        '<|open|>argument key="count" type="number"<|sep|>3<|close|>argument<|sep|>'
+        '<|open|>argument key="where" type="object"<|sep|>{"a": [1, "b"]}<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
+)
+
+
+def named(begin: str, end: str, key: str = "arguments") -> tuple[str, str]:
+    one, three = [f'{begin}[{{"name": "get", "{key}": {text}}}]{end}' for text in (JSON, JSON3)]
+    return one, three
+
+
+PYTHON = "get(name='amber')", 'get(name="é 本", count=3, where={"a": [1, "b"]})'
+SAMPLES: dict[str, tuple[str, str]] = {
+    "hermes": tuple(f'<tool_call>\n{{"name": "get", "arguments": {a}}}\n</tool_call>' for a in (JSON, JSON3)),
+    "qwen_xml": QWEN,
+    "glm": GLM,
+    "seed_oss": SEED,
+    "minimax": MINIMAX,
+    "dsml": DSMLS,
+    "deepseek": tuple(
+        f"{BEGIN}<｜tool▁call▁begin｜>get<｜tool▁sep｜>{a}<｜tool▁call▁end｜>{END}" for a in (JSON, JSON3)
+    ),
+    "kimi_k2": tuple(
+        SECTION.format(f"<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{a}<|tool_call_end|>")
+        for a in (JSON, JSON3)
+    ),
+    "kimi_k3": K3,
+    "mistral": (f"[TOOL_CALLS]get[ARGS]{JSON}", f"[TOOL_CALLS]get[ARGS]{JSON3}"),
+    "gemma": (
+        '<|tool_call>call:get{name:<|"|>amber<|"|>}<tool_call|>',
+        '<|tool_call>call:get{name:<|"|>é 本<|"|>,count:3,where:{a:[1,<|"|>b<|"|>]}}<tool_call|>',
+    ),
+    "functiongemma": (
+        "<start_function_call>call:get{name:<escape>amber<escape>}<end_function_call>",
+        "<start_function_call>call:get{name:<escape>é 本<escape>,count:<escape>3<escape>,"
+        'where:<escape>{"a": [1, "b"]}<escape>}<end_function_call>',
+    ),
+    "harmony": tuple(f"<|channel|>commentary to=functions.get<|message|>{a}" for a in (JSON, JSON3)),
+    "xlam": named("", ""),
+    "granite": named("<|tool_call|>", ""),
+    "granite_20b": tuple(f'<function_call> {{"name": "get", "arguments": {a}}}' for a in (JSON, JSON3)),
+    "nemotron": named("<TOOLCALL>", "</TOOLCALL>"),
+    "jamba": named("<tool_calls>", "</tool_calls>"),
+    "cohere": tuple(
+        f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "get", "parameters": {a}}}]<|END_ACTION|>'
+        for a in (JSON, JSON3)
+    ),
+    "internlm": tuple(
+        f'<|action_start|><|plugin|>\n{{"name": "get", "parameters": {a}}}<|action_end|>' for a in (JSON, JSON3)
+    ),
+    "apertus": tuple(f'<|tools_prefix|>[{{"get": {a}}}]<|tools_suffix|>' for a in (JSON, JSON3)),
+    "gigachat": tuple(f'<|function_call|>{{"name": "get", "arguments": {a}}}' for a in (JSON, JSON3)),
+    "lfm2": tuple(f"<|tool_call_start|>[{call}]<|tool_call_end|>" for call in PYTHON),
+    "olmo": tuple(f"<function_calls>{call}</function_calls>" for call in PYTHON),
+    "phi4": named("functools", ""),
+    "llama": tuple(f'{{"name": "get", "parameters": {a}}}' for a in (JSON, JSON3)),
+    "pythonic": tuple(f"[{call}]" for call in PYTHON),
+}
+MANY = {"hermes", "qwen_xml", "glm", "seed_oss", "minimax", "dsml", "deepseek", "kimi_k2", "mistral", "gemma", "llama"}
+
+
+def test_every_format_has_a_sample():
+    assert SAMPLES.keys() == READERS.keys()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_calls_are_read(name):
+    parse = READERS[name].parse
+    one, three = SAMPLES[name]
+    assert parse(one, TOOLS) == Message("assistant", "", calls=(GET,))
+    assert parse(three, TOOLS) == Message("assistant", "", calls=(THREE,))
+
+
+@pytest.mark.parametrize("name", sorted(MANY))
+def test_several_calls_are_read_in_order(name):
+    read = READERS[name].parse("".join(SAMPLES[name]), TOOLS)
+    assert read.calls == (GET, THREE), read.fault
+
+
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"harmony", "llama", "hermes"}))
+def test_thinking_comes_first_and_text_around_calls_is_content(name):
+    begin, end = READERS[name].thinking
+    one = SAMPLES[name][0]
+    read = READERS[name].parse(f"{begin}\nhm\n{end}\n\n{one}", TOOLS)
+    assert (read.thinking, read.content, read.calls) == ("hm", "", (GET,))
+    inside = READERS[name].parse(f"{begin}\nhm {one}\n{end}\n\nIt is 4.", TOOLS)
+    assert (inside.content, inside.calls) == ("It is 4.", ())  # a call within thinking is thinking
+    if name not in ("xlam", "granite", "phi4"):
+        assert READERS[name].parse(f"I look. {one}", TOOLS).content == "I look."
+    assert READERS[name].parse(f"{begin}\nhm", TOOLS).fault
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_call_that_ends_within_its_arguments_is_a_fault_or_text(name):
+    one = SAMPLES[name][0]
+    read = READERS[name].parse(one[: one.index("amber") + 2], TOOLS)
+    assert read.calls == ()
+    assert read.fault
+    assert "amb" in READERS[name].parse(one[: one.index("amber") + 3], TOOLS).content
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_plain_text_stays(name):
+    if name == "harmony":
+        return
+    for text in ("It is 4.", "a < b, [1, 2] and {x}", "", " kept \n"):
+        assert READERS[name].parse(text, TOOLS) == Message("assistant", text)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "glm", "minimax", "deepseek", "kimi_k2", "mistral", "lfm2"])
+def test_the_name_of_no_offered_tool_is_a_call(name):
+    for other in ("sleep", "ns.tool-x", "获取天气"):
+        read = READERS[name].parse(SAMPLES[name][0].replace("get", other, 1), TOOLS)
+        assert [call.name for call in read.calls] == [other], read.fault
+
+
+def test_variants_of_served_models():
+    kimi, mistral, deepseek = (READERS[name].parse for name in ("kimi_k2", "mistral", "deepseek"))
+    bare = f"<|tool_call_begin|>3<|tool_call_argument_begin|>{JSON}<|tool_call_end|>"
+    assert kimi(bare, TOOLS).calls == (GET,)
+    for text in (f'[TOOL_CALLS] [{{"name": "get", "arguments": {JSON}, "id": "abcdefghi"}}]', f"[TOOL_CALLS]get{JSON}",
+                 f"[TOOL_CALLS]get[CALL_ID]abcdefghi[ARGS]{JSON}"):  # fmt: skip
+        assert mistral(text, TOOLS).calls == (GET,)
+    old = f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{JSON}\n```<｜tool▁call▁end｜>{END}"
+    assert deepseek(old, TOOLS).calls == (GET,)
+    assert READERS["lfm2"].parse("<|tool_call_start|>[get(name='a 'b' c', count=07)]", TOOLS).calls == (
+        ToolCall("get", {"name": "a 'b' c", "count": 7}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3", {"type": "string"}, "3"),
+        ("3", None, "3"),
+        ("3.0", {"type": "number"}, 3.0),
+        ("x", {"type": "integer"}, "x"),
+        ("TRUE", {"type": "boolean"}, True),
+        ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("{'a': [1, None]}", {"type": "object"}, {"a": [1, None]}),
+        ("[1]", {"anyOf": [{"type": "array"}, {"type": "string"}]}, [1]),
+        ("9" * 40, {"type": "integer"}, "9" * 40),
+        ("2", {"enum": [1, 2]}, 2),
+        (" a ", {"type": "string"}, " a "),
+    ],
+)
+def test_values_without_types_follow_the_schema(text, schema, value):
+    made = coerced(text, schema)
+    assert (made, type(made)) == (value, type(value))
+
+
+def test_the_values_of_calls_imply_their_types():
+    read = READERS["qwen_xml"].parse(SAMPLES["qwen_xml"][1], specs_of([THREE]))
+    assert read.calls == (THREE,)
+
+
+MARKS = st.sampled_from(
+    [part for pair in SAMPLES.values() for text in pair for part in (text, text[: len(text) // 2], text[3:])]
+    + [
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "[TOOL_CALLS]",
+        "[",
+        "{",
+        '"',
+        "'",
+        "\\",
+        "\ud800",
+        "<|open|>",
+    ]
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=25, deadline=None)
+@given(parts=st.lists(MARKS | st.text(max_size=8), max_size=6))
+def test_nothing_raises(name, parts):
+    read = READERS[name].parse("".join(parts), TOOLS)
+    assert isinstance(read, Message)
+    assert not (read.calls and read.fault)
+
+
+QUICK = ("hermes", "glm", "kimi_k2", "lfm2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in READERS]
+)
+def test_hostile_repetition_is_linear(name):
+    """200 kB of one piece: a reader that went back for each of them would not end within a test run."""
+    one = SAMPLES[name][0]
+    pieces = [
+        one[: len(one) // 2],
+        one[: one.index("get") + 3],
+        " ",
+        "\n",
+        one.split("get")[0],
+        "'",
+        '"',
+        "[[",
+        "{",
+        "a=",
+    ]
+    for piece in pieces:
+        read = READERS[name].parse(one[: one.index("amber")] + piece * (200_000 // len(piece)), TOOLS)
+        assert isinstance(read, Message)
+        assert isinstance(READERS[name].parse(piece * (200_000 // len(piece)), TOOLS), Message)
+
+
+# ---------------------------------------------------------------- names of formats
+
+
+class Shouts:
+    tags = ("<call>",)
+
+    def read(self, text, tools):
+        if text.startswith("CALL "):
+            return Message("assistant", "", calls=(ToolCall(text.split()[1], {}),))
+        if text == "CALL":
+            raise ValueError("a call has a name")
+        return Message("assistant", text)
+
+
+def test_a_parser_of_ones_own(monkeypatch):
+    module = ModuleType("shouting")
+    module.Shouts, module.nothing, module.needs = Shouts, object(), Format
+    monkeypatch.setitem(sys.modules, "shouting", module)
+    how = find_format("shouting:Shouts")
+    assert how.tags == {"<call>"}
+    assert how.parse("CALL get").calls == (ToolCall("get", {}),)
+    assert how.parse("CALL").fault == "a call has a name"
+    for name, reason in [
+        ("hermse", "is not a format"),
+        ("shouting:nothing", "needs a method read"),
+        ("shouting:absent", "no attribute"),
+        ("nowhere_at_all:Parser", "No module"),
+        ("shouting:needs", "missing 1 required"),
+    ]:
+        with pytest.raises(ValueError, match=reason) as refused:
+            find_format(name)
+        assert "\n" not in str(refused.value)
