@@ -22,7 +22,7 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.shared_failure import attempts_of, shared_failure, shared_failure_message
 from turnwise.schedule.stopping import RunStopped
-from turnwise.types import Group
+from turnwise.types import Group, Turn
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -75,15 +75,8 @@ def renderer_of(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> Re
 
 def check_group(recipe: Recipe, renderer: Renderer, vocabulary: int, group: Group) -> None:
     """Refuse a recorded group with a turn that the model cannot compute, or whose tokens are another model's."""
-    longest = recipe.rollout.max_trajectory_tokens
     turns = [turn for trajectory in (*group.trajectories, *group.failed) for turn in trajectory.turns]
-    for turn in turns:
-        if (size := len(turn.prompt) + len(turn.action)) > longest:
-            raise ValueError(
-                f"a turn has {size} tokens, more than rollout.max_trajectory_tokens = {longest}; raise that"
-            )
-        if (token := max(int(turn.prompt.max()), int(turn.action.max(initial=0)))) >= vocabulary:
-            raise ValueError(f"a turn has the token {token}, and those of the model are 0 to {vocabulary - 1}")
+    check_turns(recipe, vocabulary, turns)
     if group.task.dataset in {entry.label for entry in recipe.env if entry.is_driven}:
         return  # an agent puts the text together
     for turn in turns[:1]:
@@ -92,6 +85,18 @@ def check_group(recipe: Recipe, renderer: Renderer, vocabulary: int, group: Grou
                 "its tokens do not say what is recorded as said; start from a model with the vocabulary of the "
                 "recorded run, and with its rollout.tools"
             )
+
+
+def check_turns(recipe: Recipe, vocabulary: int, turns: Sequence[Turn]) -> None:
+    """Refuse turns that the model cannot compute."""
+    longest = recipe.rollout.max_trajectory_tokens
+    for turn in turns:
+        if (size := len(turn.prompt) + len(turn.action)) > longest:
+            raise ValueError(
+                f"a turn has {size} tokens, more than rollout.max_trajectory_tokens = {longest}; raise that"
+            )
+        if (token := max(int(turn.prompt.max()), int(turn.action.max(initial=0)))) >= vocabulary:
+            raise ValueError(f"a turn has the token {token}, and those of the model are 0 to {vocabulary - 1}")
 
 
 def limits(recipe: Recipe) -> Limits:

@@ -34,9 +34,14 @@ class EvaluationTarget:
 
     @classmethod
     def find(
-        cls, what: str, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], trust: Trust = "ask"
+        cls,
+        what: str,
+        recipe: str | Recipe | None,
+        checkpoint: int | None,
+        overrides: Sequence[str],
+        trust: Trust = "ask",
     ) -> EvaluationTarget:
-        """What a run folder, a model folder or a recipe stands for."""
+        """What a run folder, a model folder or a recipe stands for. The recipe for a folder is named, or given."""
         where = Path(what)
         if not where.exists():
             raise ValueError(f"there is nothing at {where}; give a run folder, a model folder or a recipe")
@@ -54,7 +59,7 @@ class EvaluationTarget:
             raise ValueError(f"{where} is a model; say how to evaluate it with --recipe RECIPE")
         if checkpoint is not None:
             raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
-        chosen_recipe = load_recipe(Path(recipe), overrides)
+        chosen_recipe = given_recipe(recipe, overrides)
         check_model_folder(where)
         chosen_recipe = chosen_recipe.model_copy(
             update={"model": chosen_recipe.model.model_copy(update={"path": str(where)})}
@@ -66,13 +71,13 @@ class EvaluationTarget:
     def of_run(
         cls,
         folder: RunFolder,
-        recipe: str | None,
+        recipe: str | Recipe | None,
         checkpoint: int | None,
         overrides: Sequence[str],
         trust: Trust,
     ) -> EvaluationTarget:
         """A checkpoint of a run, under its own recipe or another."""
-        chosen_recipe = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
+        chosen_recipe = given_recipe(recipe, overrides) if recipe else recipe_of_run(folder, overrides, trust)
         if checkpoint is not None:
             path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
             if not path.is_dir():
@@ -99,3 +104,8 @@ class EvaluationTarget:
         if taken:
             raise ValueError(f"{path} holds something already; choose another folder with --out")
         return path
+
+
+def given_recipe(recipe: str | Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe that a person names, with overrides, or gives as a value that has them already."""
+    return load_recipe(Path(recipe), overrides) if isinstance(recipe, str) else recipe
