@@ -36,7 +36,9 @@ def test_the_readme_environment_is_short_and_trains(tmp_path: Path, monkeypatch:
     sys.modules.pop("lock", None)
 
 
-@pytest.mark.parametrize(("folder", "name"), [("reference", "recipes"), ("reference", "metrics"), ("guides", "why")])
+@pytest.mark.parametrize(
+    ("folder", "name"), [("reference", "recipes"), ("reference", "metrics"), ("reference", "python"), ("guides", "why")]
+)
 def test_a_generated_page_is_what_the_code_makes(folder: str, name: str) -> None:
     page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["page"]()
     assert (ROOT / "docs" / folder / f"{name}.md").read_text() == page, f"run: python docs/make_{name}.py"

@@ -175,3 +175,9 @@ def test_help_imports_nothing_heavy(arguments):
 def test_types_need_numpy_and_nothing_else():
     loaded, _ = heavy_after("import turnwise.types, turnwise.plan.pack, turnwise.credit.estimators")
     assert loaded == ["numpy"]
+
+
+def test_importing_the_package_is_light():
+    loaded, done = heavy_after("import turnwise; dir(turnwise)")
+    assert done.returncode == 0
+    assert loaded == []
