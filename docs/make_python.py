@@ -69,20 +69,21 @@ def signature_of(name: str, value: Any) -> str:
 
 def folded(signature: inspect.Signature) -> str:
     """A signature on one line, or with a line for each parameter."""
-    text = re.sub(r"'([^']*)'", r"\1", str(signature)) if "'" in str(signature) else str(signature)
-    text = re.sub(r"<factory>", "...", text)
+    text = plain(str(signature))
     if len(text) <= 100:
         return text
-    parts = [re.sub(r"'([^']*)'", r"\1", str(parameter)) for parameter in signature.parameters.values()]
-    if any(one.kind is one.KEYWORD_ONLY for one in signature.parameters.values()):
-        first = next(i for i, one in enumerate(signature.parameters.values()) if one.kind is one.KEYWORD_ONLY)
-        parts.insert(first, "*")
-    back = (
-        ""
-        if signature.return_annotation is signature.empty
-        else f" -> {str(signature.return_annotation).strip(chr(39))}"
-    )
-    return "(\n" + "".join(f"    {part.replace('<factory>', '...')},\n" for part in parts) + ")" + back
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        parts.append(plain(str(parameter)))
+    back = plain(f" -> {signature.return_annotation}") if signature.return_annotation is not signature.empty else ""
+    return "(\n" + "".join(f"    {part},\n" for part in parts) + ")" + back
+
+
+def plain(text: str) -> str:
+    """A part of a signature without quotes around types, and without values that have no name."""
+    return re.sub(r"<factory>|<function .*?>+(?: at 0x\w+>)?", "...", text).replace("'", "")
 
 
 def prose(value: Any) -> str:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from turnwise.api.background import Background, LoopThread
+from turnwise.rollout.calls import is_from_outside
 
 
 def test_callbacks_run_where_the_work_was_started():
@@ -149,3 +150,10 @@ def test_a_loop_in_a_thread_serves_until_it_is_closed():
     thread.close()
     thread.close()
     assert not thread.thread.is_alive()
+
+
+def test_nobody_outside_interrupts_an_environment_of_a_run_in_a_thread():
+    async def work(background):
+        return is_from_outside(KeyboardInterrupt()), await background.call(is_from_outside, KeyboardInterrupt())
+
+    assert Background(work).attend() == (False, True)

@@ -34,14 +34,14 @@ def test_a_class_of_a_session_has_a_name_of_its_own():
     assert found.recipe.env[0].tasks == {"count": 4}
     with lent(found.live):
         assert environment_class("live:Echo") is Echo
-        assert environment_makers(found.recipe)["Echo"]().price == 1
+        assert vars(environment_makers(found.recipe)["Echo"]()) == {"price": 1}
 
 
 def test_a_function_makes_environments():
     found = named(tw.Recipe(env={"settings": {"price": 2.0}}), partial(Echo))
     with lent(found.live):
         [(label, make)] = environment_makers(found.recipe).items()
-        assert (label, make().price, isinstance(make(), Echo)) == ("Echo", 2.0, True)
+        assert (label, vars(make()), isinstance(make(), Echo)) == ("Echo", {"price": 2.0}, True)
         assert environment_class("live:Echo").tasks("train", 0, 3)[2].id == "train-2"
     with pytest.raises(ValueError, match="env.settings.prize: .* takes no such setting; did you mean price"):
         named(tw.Recipe(env={"settings": {"prize": 2.0}}), partial(Echo))

@@ -38,7 +38,7 @@ def plain_logprobs(model, turn):
 def updated_by_hand(model, groups):
     """GRPO with the clipped loss and the mean over tokens, turn by turn, and a step of torch's own AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), weight_decay=0.0)
-    turns, loss = turns_in(groups), 0.0
+    turns, loss = turns_in(groups), torch.zeros((), dtype=torch.float64)
     tokens = sum(len(turn.action) for turn in turns)
     for group in groups:
         totals = np.array([trajectory.total for trajectory in group.trajectories])
