@@ -38,7 +38,13 @@ def test_the_readme_environment_is_short_and_trains(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("reference", "recipes"), ("reference", "metrics"), ("reference", "transcripts"), ("guides", "why")],
+    [
+        ("reference", "recipes"),
+        ("reference", "metrics"),
+        ("reference", "python"),
+        ("reference", "transcripts"),
+        ("guides", "why"),
+    ],
 )
 def test_a_generated_page_is_what_the_code_makes(folder: str, name: str) -> None:
     page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["page"]()

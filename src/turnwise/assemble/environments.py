@@ -30,6 +30,7 @@ from turnwise.envs.capabilities import (
 from turnwise.envs.isolation.isolated import Isolated
 from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.envs.isolation.variables import check_variables
+from turnwise.envs.live import is_live, live_class, refuse_processes
 from turnwise.recipe.arguments import check_arguments, suggest
 from turnwise.recipe.built_in import BUILT_IN
 from turnwise.recipe.environment import EnvironmentConfig
@@ -55,14 +56,7 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
         return adapted(module, attribute, variables)
     if not colon:
         raise ValueError(f'env.name = "{name}" is not built in{suggest(name, BUILT_IN)} or write "module:Class"')
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        near = get_close_matches(module, ADAPTERS, n=1)
-        advice = f"did you mean {near[0]}:{attribute}?" if near else "is the module on PYTHONPATH?"
-        raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
-    except AttributeError:
-        raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
+    found = live_class(name) if is_live(name) else imported_class(name, module, attribute)
     for method in ("open", "step", "close"):
         if not callable(getattr(found, method, None)):
             raise ValueError(f'env.name = "{name}": {attribute} needs a method {method}')
@@ -71,11 +65,26 @@ def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
     return found
 
 
+def imported_class(name: str, module: str, attribute: str) -> Any:
+    """What a module has under a name."""
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        near = get_close_matches(module, ADAPTERS, n=1)
+        advice = f"did you mean {near[0]}:{attribute}?" if near else "is the module on PYTHONPATH?"
+        raise ValueError(f'env.name = "{name}": {error}; {advice}') from None
+    except AttributeError:
+        raise ValueError(f'env.name = "{name}": module {module} has no {attribute}') from None
+
+
 def kind_of(entry: EnvironmentConfig) -> Any:
     """The class that an entry of a recipe means, isolated where it says so."""
     found = environment_class(entry.name, entry.isolation.variables)
+    if entry.concurrency.actors:
+        refuse_processes(entry.name, "env.concurrency.actors")
     if not entry.isolation.enabled:
         return found
+    refuse_processes(entry.name, "env.isolation.enabled")
     return isolated_class(
         BUILT_IN.get(entry.name, entry.name), found, entry.isolation.memory, entry.isolation.variables
     )

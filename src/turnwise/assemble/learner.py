@@ -10,6 +10,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from turnwise.assemble import objective as choices
 from turnwise.cluster.actors import ActorRanks
 from turnwise.cluster.deal import cost_of, split_for_ranks
@@ -169,13 +171,14 @@ def policy_of(recipe: Recipe, model: CausalLM) -> Policy:
 def how_computed(recipe: Recipe, model: CausalLM) -> dict[str, Any]:
     """What a policy and a critic have in common: how they compute plans."""
     longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
+    in_float64 = next(model.parameters()).dtype is torch.float64  # as somebody gives it who compares with a reference
     if device != "cpu" and recipe.max_tokens_per_microbatch < longest:
         raise ValueError(
             f"max_tokens_per_microbatch = {recipe.max_tokens_per_microbatch} cannot hold a turn of "
             f"rollout.max_trajectory_tokens = {longest}, and only a CPU computes one in several passes; raise it"
         )
     return {
-        "dtype": DTYPES[recipe.model.dtype],
+        "dtype": torch.float64 if in_float64 else DTYPES[recipe.model.dtype],
         "layout": LAYOUTS[recipe.layout],
         "longest": longest,
         "checkpointing": recipe.model.gradient_checkpointing,

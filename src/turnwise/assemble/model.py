@@ -90,7 +90,7 @@ def check_group(recipe: Recipe, renderer: Renderer, vocabulary: int, group: Grou
 
 
 def check_turns(recipe: Recipe, vocabulary: int, turns: Sequence[Turn]) -> None:
-    """Refuse turns that are too long for the recipe or have tokens that the model does not know."""
+    """Refuse turns that the model cannot compute."""
     longest = recipe.rollout.max_trajectory_tokens
     for turn in turns:
         if (size := len(turn.prompt) + len(turn.action)) > longest:

@@ -22,6 +22,7 @@ from turnwise.credit.teaching import imitate
 from turnwise.credit.weighting import token_mean
 from turnwise.data.cache import cache_folder, made_again, made_once
 from turnwise.engines.base import vocabulary_of
+from turnwise.envs.live import is_live
 from turnwise.interop.transcripts.cell import ReadingNotes
 from turnwise.interop.transcripts.formats import read_transcripts
 from turnwise.learn.losses import likelihood
@@ -51,6 +52,9 @@ async def starting_model(
     it took are added."""
     if not recipe.sft.updates:
         return await checked_model(recipe, environments)
+    if live := [entry.label for entry in recipe.env if is_live(entry.name)]:
+        screen.say(f"warm start: not kept, because {live[0]} is a class of this session; one of a module is kept")
+        return await made_now(recipe, environments, screen, seconds, stop)
     made_of = provenance(recipe)
     folder = cache_folder() / f"{warm_start.PREFIX}{fingerprint_of(made_of)}"
     if not recipe.sft.remake and warm_start.is_usable(folder, screen):
@@ -58,11 +62,20 @@ async def starting_model(
         return await checked_model(recipe, environments, folder)
     if reason := warm_start.what_changed(made_of, differences):
         screen.say(f"warm start: {reason}")
+    model, tokenizer = await made_now(recipe, environments, screen, seconds, stop)
+    write = made_again if recipe.sft.remake else made_once
+    write(folder, partial(warm_start.save, model, tokenizer, made_of))
+    return model, tokenizer
+
+
+async def made_now(
+    recipe: Recipe, environments: Environments, screen: Screen, seconds: dict[str, float], stop: asyncio.Event
+) -> tuple[CausalLM, ChatTokenizer]:
+    """A warm start that is made, not found. That of a class which only a session has is always made: nothing can tell
+    whether the class, or what it uses, is still what it was."""
     began = time.perf_counter()
     model, tokenizer = await checked_model(recipe, environments)
     await warm_up(recipe, environments, model, tokenizer, screen, stop)
-    write = made_again if recipe.sft.remake else made_once
-    write(folder, partial(warm_start.save, model, tokenizer, made_of))
     seconds["warm_start"] = time.perf_counter() - began
     return model, tokenizer
 

@@ -14,11 +14,13 @@ def events(folder: Path) -> Iterator[None]:
     """Warnings go to the run folder's events.log; the first of each kind to the terminal too."""
     handler = EventHandler(folder / "events.log")
     root = logging.getLogger("turnwise")
+    before = root.propagate
     root.addHandler(handler)
     root.propagate = False
     try:
         yield
     finally:
+        root.propagate = before
         root.removeHandler(handler)
         handler.close()
 

@@ -22,6 +22,24 @@ class EvaluationReport:
     evaluations: tuple[Evaluation, ...]
     folder: Path
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of all evaluations, by the names that metrics.jsonl has."""
+        return {name: value for evaluation in self.evaluations for name, value in evaluation.metrics.items()}
+
+    @property
+    def sampled(self) -> Result:
+        """What the sampled attempts found."""
+        return self.evaluations[0].result
+
+    @property
+    def greedy(self) -> Result:
+        """What the greedy attempts found."""
+        return self.evaluations[1].result
+
+    def __repr__(self) -> str:
+        return "\n".join(self.describe())
+
     def describe(self) -> list[str]:
         """A row for each evaluation, and below it one for each dataset where there are several."""
         rows = [

@@ -39,13 +39,14 @@ class EvaluationTarget:
     def find(
         cls,
         what: str,
-        recipe: str | None,
+        recipe: str | Recipe | None,
         checkpoint: int | None,
         overrides: Sequence[str],
         trust: Trust = "ask",
         say: Say = print,
     ) -> EvaluationTarget:
-        """What a run folder, a model folder, a name of the Hub or a recipe stands for."""
+        """What a run folder, a model folder, a name of the Hub or a recipe stands for. The recipe for a folder is named,
+        or given."""
         if (name := HubName.parse(what)) is not None:
             return cls.of_name(name, recipe, checkpoint, overrides, say)
         where = Path(what) if Path(what).is_dir() else find_recipe(what)
@@ -67,7 +68,7 @@ class EvaluationTarget:
             raise ValueError(f"{where} is a model; say how to evaluate it with --recipe RECIPE")
         if checkpoint is not None:
             raise ValueError(f"--checkpoint goes with a run folder, and {where} is a model; remove it")
-        chosen_recipe = load_recipe(Path(recipe), overrides)
+        chosen_recipe = given_recipe(recipe, overrides)
         check_model_folder(where)
         label = where.resolve().name
         home = Path(chosen_recipe.out).parent / f"{label}-eval"
@@ -75,14 +76,14 @@ class EvaluationTarget:
 
     @classmethod
     def of_name(
-        cls, name: HubName, recipe: str | None, checkpoint: int | None, overrides: Sequence[str], say: Say
+        cls, name: HubName, recipe: str | Recipe | None, checkpoint: int | None, overrides: Sequence[str], say: Say
     ) -> EvaluationTarget:
         """A model of the Hub, at the commit that its name means now."""
         if recipe is None:
             raise ValueError(f"{name} is a model; say how to evaluate it with --recipe RECIPE")
         if checkpoint is not None:
             raise ValueError(f"--checkpoint goes with a run folder, and {name} is a model; remove it")
-        chosen_recipe = load_recipe(Path(recipe), overrides)
+        chosen_recipe = given_recipe(recipe, overrides)
         pinned, folder = name.fetched(say)
         home = Path(chosen_recipe.out).parent / f"{name.repo.rpartition('/')[2]}-eval"
         return cls(str(pinned), with_model(chosen_recipe, pinned.key), folder, 0, home)
@@ -91,13 +92,13 @@ class EvaluationTarget:
     def of_run(
         cls,
         folder: RunFolder,
-        recipe: str | None,
+        recipe: str | Recipe | None,
         checkpoint: int | None,
         overrides: Sequence[str],
         trust: Trust,
     ) -> EvaluationTarget:
         """A checkpoint of a run, under its own recipe or another."""
-        chosen_recipe = load_recipe(Path(recipe), overrides) if recipe else recipe_of_run(folder, overrides, trust)
+        chosen_recipe = given_recipe(recipe, overrides) if recipe else recipe_of_run(folder, overrides, trust)
         if checkpoint is not None:
             path, version = checkpoint_path(folder.checkpoints, checkpoint), checkpoint
             if not path.is_dir():
@@ -126,3 +127,8 @@ class EvaluationTarget:
         if taken:
             raise ValueError(f"{path} holds something already; choose another folder with --out")
         return path
+
+
+def given_recipe(recipe: str | Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe that a person names, with overrides, or gives as a value that has them already."""
+    return load_recipe(Path(recipe), overrides) if isinstance(recipe, str) else recipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -80,6 +81,7 @@ def is_from_outside(error: BaseException) -> bool:
         except RuntimeError:
             task = None
         return task is None or (issubclass(kind, asyncio.CancelledError) and task.cancelling() > 0)
-    if issubclass(kind, KeyboardInterrupt):  # no person can raise it while Ctrl-C only asks the run to stop
-        return not getattr(signal.getsignal(signal.SIGINT), "asks", False)
+    if issubclass(kind, KeyboardInterrupt):  # no person can raise it while Ctrl-C only asks, or in another thread
+        here = threading.current_thread() is threading.main_thread()
+        return here and not getattr(signal.getsignal(signal.SIGINT), "asks", False)
     return False

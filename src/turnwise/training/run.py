@@ -19,7 +19,7 @@ from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs import archive, evaluations, tracker
 from turnwise.runs.archive import Record
-from turnwise.runs.checkpoint import checkpoint_path, prune_checkpoints, read_checkpoint, write_checkpoint
+from turnwise.runs.checkpoint import Checkpoint, checkpoint_path, prune_checkpoints, read_checkpoint, write_checkpoint
 from turnwise.runs.curve import draw_curve
 from turnwise.runs.describe import describe
 from turnwise.runs.folder import RunFolder
@@ -30,6 +30,7 @@ from turnwise.runs.transcript import best_and_worst
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.tokens import Tokens
 from turnwise.training.loop import LoopParts, Progress, Waiting, train
+from turnwise.training.moments import Moment, StepDone, Tell, nobody
 from turnwise.training.state import State
 from turnwise.types import Group, Task
 
@@ -72,6 +73,9 @@ class Run:
         self.waiting: Waiting = {}
         """By the number of their draw: groups that were made and not trained on yet."""
         self.lap_began = time.perf_counter()
+        self.tell: Tell = nobody
+        """Hears of every evaluation, checkpoint and step, once it is recorded."""
+        self.untold: list[Moment] = []
 
     # ------------------------------------------------------------ from start to end
 
@@ -97,6 +101,7 @@ class Run:
         self.since = self.model_seconds()
         if self.state.before:
             self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
+        await self.tell_moments()
 
     async def train(self, stop: asyncio.Event) -> None:
         self.screen.begin("training", self.recipe.steps, self.state.progress.step)
@@ -111,12 +116,14 @@ class Run:
             self.checkpoint()
             if isinstance(error, NothingKept):
                 self.log_dropped(error.dropped)
+            await self.tell_moments()
             raise
         finally:
             self.screen.end()
         if self.parts.evaluator is not None:
             await self.parts.evaluator.stop()
         self.checkpoint()
+        await self.tell_moments()
 
     async def after(
         self, progress: Progress, metrics: dict[str, float], records: list[Record], waiting: Waiting
@@ -154,6 +161,15 @@ class Run:
         if (every := self.recipe.screen.attempts_every) and step % every == 0:
             for line in best_and_worst([record.group for record in records], self.decode):
                 self.screen.say(line)
+        self.untold.append(StepDone(step, metrics, tuple(records)))
+        await self.tell_moments()
+
+    async def tell_moments(self) -> None:
+        """Tell what has happened since the last time: evaluations, then a checkpoint, then the step they belong to. All
+        of it is recorded by now, so that whoever hears of it can stop the run and lose nothing."""
+        moments, self.untold = self.untold, []
+        for moment in moments:
+            await self.tell(moment)
 
     def log_dropped(self, dropped: Sequence[Group]) -> None:
         """Log what the step was like that the run stopped in, for want of a group to train on. A resume makes it
@@ -199,9 +215,11 @@ class Run:
         """An evaluation of the live weights, for which training waits."""
         assert self.parts.evaluator is not None
         version = self.state.progress.step
-        return await self.parts.evaluator.evaluate(
+        made = await self.parts.evaluator.evaluate(
             version, self.heldout(count), greedy=greedy, weights=self.weights(version)
         )
+        self.untold.append(made)
+        return made
 
     async def begin_evaluation(self, version: int) -> None:
         """Begin an evaluation that overlaps training."""
@@ -221,6 +239,7 @@ class Run:
         if (ended := await self.parts.evaluator.collect(wait=due)) is not None:
             self.state.evaluating, metrics = None, ended.metrics
             self.compare(metrics)
+            self.untold.append(ended)
         if step == self.recipe.steps:
             if metrics:  # on a line of its own: those of the last evaluation have the same names
                 self.tracker.log(step, metrics)
@@ -278,7 +297,9 @@ class Run:
                 learner.save(path, tokenizer)
                 archive.write_step(path / WAITING, step, groups)
 
-            write_checkpoint(self.folder.checkpoints, step, self.state.to_json(), write)
+            state = self.state.to_json()
+            path = write_checkpoint(self.folder.checkpoints, step, state, write)
+            self.untold.append(Checkpoint(path, step, state))
             stay = self.state.best_step, self.state.evaluating
             prune_checkpoints(self.folder.checkpoints, self.recipe.checkpoints.keep, *stay)
         self.last_checkpoint = step
