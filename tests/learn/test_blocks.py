@@ -291,3 +291,56 @@ def test_the_mask_tells_trees_from_chains():
     assert one.num_tokens == other.num_tokens
     assert min(errors(by_mask(one, states, pull, None), by_mask(other, states, pull, None))) > 1e-2
     assert not math.isnan(float(by_mask(one, states, pull, None)[0].sum()))
+
+
+# ---------------------------------------------------------------- sinks
+
+
+def with_a_sink_key(plan, states, sinks, pull):
+    """The definition: one more key in every softmax, whose value is zero."""
+    query, key, value = states
+    heads, kv_heads = query.shape[1], key.shape[1]
+    wide_key, wide_value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    node = torch.arange(plan.num_tokens)
+    visible = (node[None, :] <= node[:, None]) & (node[:, None] < torch.as_tensor(plan.exit)[None, :])
+    scores = (query @ wide_key.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~visible, -math.inf)
+    column = sinks[None, :, None, None].expand(1, heads, plan.num_tokens, 1)
+    out = (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ wide_value).transpose(1, 2)
+    return out.detach(), *torch.autograd.grad(out, [*states, sinks], pull)
+
+
+def some_sinks(heads, seed):
+    return torch.randn(heads[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=trees, heads=st.sampled_from(HEADS), seed=st.integers(0, 99))
+def test_a_sink_is_a_key_without_a_value(plan, heads, seed):
+    states, pull = states_of(plan, heads, seed=seed)
+    sinks = some_sinks(heads, seed)
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens))
+    out = attend(0, *states, None, sinks)
+    found = out.detach(), *torch.autograd.grad(out, [*states, sinks], pull)
+    for one, other in zip(found, with_a_sink_key(plan, states, sinks, pull), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_sinks_of_stretches_add_up():
+    plan = tree([make_turn(range(20), range(20, 30)), make_turn(range(12), range(40, 60))])
+    states, pull = states_of(plan)
+    sinks = some_sinks((4, 2), 1)
+    relay = Relay(plan.num_tokens)
+    edges = [(0, 11), (11, 30), (30, plan.num_tokens)]
+    attends = [BlockAttention(blocks_of(plan.parent, plan.exit, *edge), edge[0], relay) for edge in edges]
+    with torch.no_grad():
+        for attend, (start, end) in zip(attends, edges, strict=True):
+            attend(0, *(x[:, :, start:end] for x in states), None, sinks)
+    gradients = [torch.zeros_like(x) for x in (*states, sinks)]
+    for attend, (start, end) in reversed(list(zip(attends, edges, strict=True))):
+        own = [x[:, :, start:end].detach().requires_grad_() for x in states]
+        *parts, of_sinks = torch.autograd.grad(attend(0, *own, None, sinks), [*own, sinks], pull[:, start:end])
+        for total, part in zip(gradients, parts, strict=False):
+            total[:, :, start:end] = part
+        gradients[-1] += of_sinks
+    for one, other in zip(gradients, with_a_sink_key(plan, states, sinks, pull)[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -159,3 +159,16 @@ def test_a_plan_of_several_passes_is_refused_off_the_cpu(made):
     [whole] = cut(turns, 42)
     attention_of(whole, whole.stretches[0], "cuda")
     assert len(made) + (not whole.stretches[0].blocks.rectangles) == 1
+
+
+def test_sinks_in_one_kernel_are_those_of_blocks():
+    plan = random_tree(3)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, plan.num_tokens, 16, generator=random, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    sinks = torch.randn(4, generator=random, dtype=torch.float64)
+    found = FlexAttention(plan.exit, "cpu")(0, query, key, value, None, sinks)
+    wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, None, sinks)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)  # its log-sum-exp is in float32
+    assert not torch.allclose(found, FlexAttention(plan.exit, "cpu")(0, query, key, value, None), atol=1e-2)

@@ -57,19 +57,38 @@ class BlockAttention:
         self.start = start
         self.relay = relay
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         # The kernels take the numbers of one head to stand side by side, whatever the strides say.
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        out: Tensor = Attention.apply(query, key, value, self, layer, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = Attention.apply(query, key, value, self, layer, scaling, sinks)  # type: ignore[no-untyped-call]
         return out
 
 
 class Attention(torch.autograd.Function):
-    """(query [1, H, n, d], key and value [1, kv heads, n, d]) -> [1, n, H, d]."""
+    """(query [1, H, n, d], key and value [1, kv heads, n, d], sinks [H] or None) -> [1, n, H, d].
+
+    A sink is a key whose value is zero: it belongs to the log-sum-exp of all blocks, which scales the output, and to no
+    block. Its score gets the gradient -exp(sink - lse) (out . gradient of out), summed over queries.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: BlockAttention, layer: int, scaling: float | None
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        how: BlockAttention,
+        layer: int,
+        scaling: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         q, k, v = query[0], key[0], value[0]
         if how.relay is not None:
@@ -91,15 +110,18 @@ class Attention(torch.autograd.Function):
             here, there = queries(block, offset), keys(block, how)
             o, logsum = flash(q[None, :, here], k[None, :, there], v[None, :, there], 0.0, False, scale=scaling)
             merge(out[here], lse[here], o[0].transpose(0, 1), logsum[0].transpose(0, 1))
+        if sinks is not None:
+            out.mul_(torch.sigmoid(lse - sinks.to(exact))[..., None])
+            lse = torch.logaddexp(lse, sinks.to(exact))
         narrow = out.to(q.dtype)
         # A relay keeps keys and values itself.
-        ctx.save_for_backward(query, narrow, lse, *(() if how.relay is not None else (key, value)))
+        ctx.save_for_backward(query, narrow, lse, sinks, *(() if how.relay is not None else (key, value)))
         ctx.how, ctx.layer, ctx.scaling = how, layer, scaling
         return narrow[None]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, out, lse, *own_states = ctx.saved_tensors
+        query, out, lse, sinks, *own_states = ctx.saved_tensors
         how, layer, scaling = ctx.how, ctx.layer, ctx.scaling
         assert how is not None, "a stretch with a relay is differentiated once"
         relay, offset = how.relay, how.start
@@ -134,7 +156,11 @@ class Attention(torch.autograd.Function):
             new_nodes = slice(offset, offset + q.shape[1])
             dk, dv = dk[:, new_nodes], dv[:, new_nodes]
             ctx.how = None  # whoever still holds the output must not hold the keys and values of the whole plan
-        return dq[None].to(q.dtype), dk[None].to(k.dtype), dv[None].to(v.dtype), None, None, None
+        dsinks = None
+        if sinks is not None:
+            weight = torch.exp(sinks.to(exact)[:, None] - lse)
+            dsinks = -(weight * (g.to(exact) * out.to(exact)).sum(-1)).sum(1).to(sinks.dtype)
+        return dq[None].to(q.dtype), dk[None].to(k.dtype), dv[None].to(v.dtype), None, None, None, dsinks
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

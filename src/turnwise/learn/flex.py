@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from turnwise.plan.blocks import Nodes
 
@@ -26,12 +26,27 @@ Tiles = NDArray[np.bool_]
 class FlexAttention:
     """Attention of a whole plan, tree or packed, computed in one pass."""
 
+    takes_any_width = True
+
     def __init__(self, exits: Nodes, device: str) -> None:
         self.mask = block_mask(exits, device)
         self.kernel: Any = compiled() if device == "cuda" else flex_attention
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        out: Tensor = self.kernel(query, key, value, block_mask=self.mask, scale=scaling, enable_gqa=True)
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        settings = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
+        if sinks is None:
+            out: Tensor = self.kernel(query, key, value, **settings)
+        else:
+            out, extra = self.kernel(query, key, value, return_aux=AuxRequest(lse=True), **settings)
+            out = out * torch.sigmoid(extra.lse - sinks[:, None])[..., None].to(out.dtype)
         return out.transpose(1, 2)
 
 

@@ -70,7 +70,15 @@ class ShapeRecorder:
         self.shapes: dict[int, tuple[int, int]] = {}
         self.repeated = False
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         self.repeated |= layer in self.shapes
         self.shapes[layer] = (key.shape[1], key.shape[3])
         return torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
