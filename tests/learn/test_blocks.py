@@ -12,7 +12,7 @@ from learn.test_attention import masked_attention
 from plan.tries import shared_turns
 from support.making import distance, make_turn
 from turnwise.learn.blocks import BlockAttention, Relay
-from turnwise.plan.blocks import blocks_of
+from turnwise.plan.blocks import blocks_of, within_window
 from turnwise.plan.tree import tree
 
 HEADS = [(4, 4), (4, 2), (4, 1)]
@@ -344,3 +344,50 @@ def test_sinks_of_stretches_add_up():
         gradients[-1] += of_sinks
     for one, other in zip(gradients, with_a_sink_key(plan, states, sinks, pull)[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def through_a_window(plan, states, pull, window):
+    """The definition: a token sees the ancestors less than a window above it."""
+    query, key, value = states
+    heads, kv_heads = query.shape[1], key.shape[1]
+    wide_key, wide_value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    node, depth = torch.arange(plan.num_tokens), torch.as_tensor(plan.depth)
+    visible = (node[None, :] <= node[:, None]) & (node[:, None] < torch.as_tensor(plan.exit)[None, :])
+    visible &= depth[:, None] - depth[None, :] < window
+    scores = (query @ wide_key.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~visible, -math.inf)
+    out = (scores.softmax(-1) @ wide_value).transpose(1, 2)
+    return out.detach(), *torch.autograd.grad(out, states, pull)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=trees, heads=st.sampled_from(HEADS), window=st.integers(1, 12), seed=st.integers(0, 99))
+def test_windows_in_blocks_are_windows_on_paths(plan, heads, window, seed):
+    states, pull = states_of(plan, heads, seed=seed)
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
+    out = attend(0, *states, None, window=window)
+    found = out.detach(), *torch.autograd.grad(out, states, pull)
+    for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [7, 300, 700])
+def test_windows_on_long_chains(window):
+    """Longer than the kernel's own tiles, so that whole tiles of a mask are hidden."""
+    plan = tree([make_turn(range(1500), range(40)), make_turn([*range(900), 1], range(600)), make_turn([5], range(3))])
+    states, pull = states_of(plan, (2, 1))
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
+    out = attend(0, *states, None, window=window)
+    found = out.detach(), *torch.autograd.grad(out, states, pull)
+    for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_window_computes_few_pairs_beyond_it():
+    plan = tree([make_turn(range(2000), range(2000, 2100)), make_turn(range(1000), range(3000, 3900))])
+    blocks = blocks_of(plan.parent, plan.exit, 0, plan.num_tokens)
+    exact = int(np.minimum(plan.depth + 1, 64).sum())
+    assert exact < within_window(blocks, plan.depth, 64).num_pairs < 2.1 * exact
+    assert blocks.num_pairs > 10 * exact

@@ -21,11 +21,11 @@ from turnwise.plan.plan import Plan, Stretch
 from turnwise.pretrained import CausalLM
 
 Attend = Callable[..., Tensor]
-"""(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling, sinks [heads] if the model has them)
--> [1, N, heads, d].
+"""(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d], with `sinks`
+[heads] and `window` where the layer has them.
 
-A sink is one more score in the softmax of every query of its head, with a value of zero: it takes a share and gives
-nothing (arXiv:2309.17453)."""
+A token of a layer with a window sees the last `window` tokens of its path, itself included. A sink is one more score in
+the softmax of every query of its head, with a value of zero: it takes a share and gives nothing (arXiv:2309.17453)."""
 
 NAME = "turnwise"
 
@@ -41,6 +41,7 @@ def attention_forward(
     scaling: float | None = None,
     dropout: float = 0.0,
     s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     if others.get("softcap") is not None:
@@ -51,8 +52,9 @@ def attention_forward(
     if value_width != width and not getattr(attend, "takes_any_width", False):
         scaling = width**-0.5 if scaling is None else scaling
         query, key, value = (widened(states, max(width, value_width)) for states in (query, key, value))
-    sinks = () if s_aux is None else (s_aux,)
-    out = attend(module.layer_idx, query, key, value, scaling, *sinks)
+    more: dict[str, Any] = {"sinks": s_aux, "window": sliding_window}
+    more = {name: given for name, given in more.items() if given is not None}
+    out = attend(module.layer_idx, query, key, value, scaling, **more)
     return out[..., :value_width], None
 
 
@@ -83,14 +85,14 @@ def states_of(model: CausalLM, plan: Plan, stretch: Stretch, attend: Attend) -> 
 def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None = None) -> Attend:
     """The attention of a stretch of a plan on a device."""
     if device == "cpu":
-        return BlockAttention(stretch.blocks, stretch.start, relay)
+        return BlockAttention(stretch.blocks, stretch.start, relay, plan.depth)
     if relay is not None:
         longest = int(plan.depth.max()) + 1
         raise ValueError(
             f"a turn of {longest} tokens does not fit in one pass, and {device} computes no more than that; "
             f"raise max_tokens_per_microbatch to {longest}"
         )
-    flex = partial(FlexAttention, plan.exit, device) if device == "cuda" else None
+    flex = partial(FlexAttention, plan.exit, device, plan.depth) if device == "cuda" else None
     if not stretch.blocks.rectangles:
         return PackedAttention(stretch.blocks, flex)
     if flex is not None:
@@ -101,12 +103,13 @@ def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None 
 class PackedAttention:
     """Causal attention within chains that share nothing, on any device: chains of equal length in one call.
 
-    Its kernel does not tell the log-sum-exp, which sinks need: those are left to another attention, if there is one.
+    Its kernel knows no window and does not tell the log-sum-exp, which sinks need: layers with either are left to
+    another attention, if there is one.
     """
 
-    def __init__(self, blocks: Blocks, with_sinks: Callable[[], Attend] | None = None) -> None:
+    def __init__(self, blocks: Blocks, otherwise: Callable[[], Attend] | None = None) -> None:
         assert not blocks.rectangles
-        self.with_sinks = None if with_sinks is None else cache(with_sinks)
+        self.otherwise = None if otherwise is None else cache(otherwise)
         self.squares = blocks.squares
         self.sizes = [square.length * square.count for square in blocks.squares]
 
@@ -118,11 +121,13 @@ class PackedAttention:
         value: Tensor,
         scaling: float | None,
         sinks: Tensor | None = None,
+        window: int | None = None,
     ) -> Tensor:
-        if sinks is not None:
-            if self.with_sinks is None:
-                raise ValueError("attention sinks are computed on cuda and cpu only; set model.device to one of them")
-            return self.with_sinks()(layer, query, key, value, scaling, sinks)
+        is_cut = window is not None and window < max((square.length for square in self.squares), default=0)
+        if sinks is not None or is_cut:
+            if self.otherwise is None:
+                raise ValueError("sinks and windows are computed on cuda and cpu only; set model.device to one of them")
+            return self.otherwise()(layer, query, key, value, scaling, sinks=sinks, window=window)
         outputs = []
         shared_heads = query.shape[1] != key.shape[1]
         parts = zip(

@@ -83,6 +83,7 @@ class PassAttention:
         value: Tensor,
         scaling: float | None,
         sinks: Tensor | None = None,
+        window: int | None = None,
     ) -> Tensor:
         kind, index = self.layout.layer_index[layer]
         by_token = [x[0].transpose(0, 1) for x in (query, key, value)]
