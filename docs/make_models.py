@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from turnwise.engines.base import Sampling
 from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.slots.request import Request
-from turnwise.learn.model_checks import Layout, reaches
+from turnwise.learn.model_checks import Layout, windows
 from turnwise.learn.policy import Policy
 from turnwise.messages import Message
 from turnwise.plan.cut import cut
@@ -38,10 +38,10 @@ Which causal language models of transformers {version} are trained exactly, and 
 made by `python docs/make_models.py`.
 
 A run checks two things before it starts. First the configuration of the model: recurrent state, dropout, a router loss,
-or an attention window that turns may exceed are refused. Then its computation: a few short turns with common prefixes,
-laid out by the recipe's `layout`, must give the same logits as transformers gives for one row per turn. Architectures
-that are not on this page are checked in the same way. A refusal is one line that says what to change, if anything can
-be changed.
+or positions that change with the length of a row are refused. Then its computation: a few short turns with common
+prefixes, laid out by the recipe's `layout`, must give the same logits as transformers gives for one row per turn, also
+with short attention windows if it has any. Architectures that are not on this page are checked in the same way. A
+refusal is one line that says what to change, if anything can be changed.
 """
 EXACT = """
 ## Trained
@@ -53,9 +53,10 @@ For each architecture, a small model with random parameters computed turns that 
   sides, so that only the layout's error remains.
 * *engine*: the largest difference between a logprob that the in-process engine recorded at sampling and that of a
   padded row, in float32. *fails* means that the learner is exact but the engine cannot sample.
-* *up to*: longer turns exceed the default attention window and are refused.
+* *window*: tokens that some layers see, by the default config. Gradients were compared with a window of 8 tokens, which
+  the turns exceed. The in-process engine computes no windows and refuses turns that are longer; vLLM computes them.
 
-| architecture | tree | packed | engine | up to |
+| architecture | tree | packed | engine | window |
 |---|---|---|---|---|
 """
 REFUSED = """
@@ -187,8 +188,8 @@ class Finding:
     packed: float = 0.0
     engine: float = 0.0
     """Largest difference of logprobs between the engine that sampled and padded rows, in float32; nan if it failed."""
-    reach: int = 0
-    """Tokens a turn may have in its default window; 0 for any number."""
+    window: int = 0
+    """Tokens that some layers see by default; 0 where all see everything."""
 
 
 # ---------------------------------------------------------------- models
@@ -343,13 +344,14 @@ def examine(name: str) -> Finding:
         Policy(model, longest=LONGEST)
     except ValueError as error:
         return Finding(name, refused=str(error))
-    tree, packed = gradient_errors(model)
+    config = model.config.get_text_config()
+    window = min((tokens for tokens, _ in windows(config)), default=0)
+    tree, packed = gradient_errors(small_model(name, sliding_window=8) if window else model)
     try:
         engine = engine_gap(model)
     except Exception:
         engine = np.nan
-    ends = [tokens for tokens, _ in reaches(model.config.get_text_config())]
-    return Finding(name, tree=tree, packed=packed, engine=engine, reach=min(ends, default=0))
+    return Finding(name, tree=tree, packed=packed, engine=engine, window=window)
 
 
 def line(finding: Finding) -> str:
@@ -357,7 +359,7 @@ def line(finding: Finding) -> str:
     if told := finding.refused or finding.untried:
         return f"| {finding.name} | {told} |"
     engine = "fails" if np.isnan(finding.engine) else f"{finding.engine:.0e}"
-    return f"| {finding.name} | {finding.tree:.0e} | {finding.packed:.0e} | {engine} | {finding.reach or ''} |"
+    return f"| {finding.name} | {finding.tree:.0e} | {finding.packed:.0e} | {engine} | {finding.window or ''} |"
 
 
 def page(findings: Sequence[Finding]) -> str:

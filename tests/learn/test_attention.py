@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.making import make_turns
-from turnwise.learn.attention import NAME, PackedAttention, register
+from turnwise.learn.attention import NAME, PackedAttention, attention_forward, register
 from turnwise.plan.pack import pack
 
 
@@ -69,3 +69,23 @@ def test_a_model_without_an_attend_callable_is_an_error_and_not_a_guess():
     model.set_attn_implementation(NAME)
     with pytest.raises(TypeError, match="attend"):
         model(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=False)
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_values_of_another_width_than_keys_keep_it(width):
+    seen = {}
+
+    def attend(layer, query, key, value, scaling):
+        seen.update(widths={query.shape[-1], key.shape[-1], value.shape[-1]}, scaling=scaling)
+        return PackedAttention(plan.stretches[0].blocks)(layer, query, key, value, scaling)
+
+    [plan] = pack(make_turns([(3, 2), (4, 1)], growing=False), 100)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, 2, plan.num_tokens, size, generator=random, dtype=torch.float64) for size in (4, 4, width)
+    )
+    module = torch.nn.Module()
+    module.layer_idx = 0
+    found, _ = attention_forward(module, query, key, value, None, attend=attend)
+    assert seen == {"widths": {max(4, width)}, "scaling": 0.5}
+    torch.testing.assert_close(found, masked_attention(plan, query, key, value, 0.5), rtol=1e-12, atol=1e-12)

@@ -12,7 +12,7 @@ from learn.test_attention import masked_attention
 from plan.tries import shared_turns
 from support.making import distance, make_turn
 from turnwise.learn.blocks import BlockAttention, Relay
-from turnwise.plan.blocks import blocks_of
+from turnwise.plan.blocks import blocks_of, within_window
 from turnwise.plan.tree import tree
 
 HEADS = [(4, 4), (4, 2), (4, 1)]
@@ -291,3 +291,103 @@ def test_the_mask_tells_trees_from_chains():
     assert one.num_tokens == other.num_tokens
     assert min(errors(by_mask(one, states, pull, None), by_mask(other, states, pull, None))) > 1e-2
     assert not math.isnan(float(by_mask(one, states, pull, None)[0].sum()))
+
+
+# ---------------------------------------------------------------- sinks
+
+
+def with_a_sink_key(plan, states, sinks, pull):
+    """The definition: one more key in every softmax, whose value is zero."""
+    query, key, value = states
+    heads, kv_heads = query.shape[1], key.shape[1]
+    wide_key, wide_value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    node = torch.arange(plan.num_tokens)
+    visible = (node[None, :] <= node[:, None]) & (node[:, None] < torch.as_tensor(plan.exit)[None, :])
+    scores = (query @ wide_key.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~visible, -math.inf)
+    column = sinks[None, :, None, None].expand(1, heads, plan.num_tokens, 1)
+    out = (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ wide_value).transpose(1, 2)
+    return out.detach(), *torch.autograd.grad(out, [*states, sinks], pull)
+
+
+def some_sinks(heads, seed):
+    return torch.randn(heads[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=trees, heads=st.sampled_from(HEADS), seed=st.integers(0, 99))
+def test_a_sink_is_a_key_without_a_value(plan, heads, seed):
+    states, pull = states_of(plan, heads, seed=seed)
+    sinks = some_sinks(heads, seed)
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens))
+    out = attend(0, *states, None, sinks)
+    found = out.detach(), *torch.autograd.grad(out, [*states, sinks], pull)
+    for one, other in zip(found, with_a_sink_key(plan, states, sinks, pull), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_sinks_of_stretches_add_up():
+    plan = tree([make_turn(range(20), range(20, 30)), make_turn(range(12), range(40, 60))])
+    states, pull = states_of(plan)
+    sinks = some_sinks((4, 2), 1)
+    relay = Relay(plan.num_tokens)
+    edges = [(0, 11), (11, 30), (30, plan.num_tokens)]
+    attends = [BlockAttention(blocks_of(plan.parent, plan.exit, *edge), edge[0], relay) for edge in edges]
+    with torch.no_grad():
+        for attend, (start, end) in zip(attends, edges, strict=True):
+            attend(0, *(x[:, :, start:end] for x in states), None, sinks)
+    gradients = [torch.zeros_like(x) for x in (*states, sinks)]
+    for attend, (start, end) in reversed(list(zip(attends, edges, strict=True))):
+        own = [x[:, :, start:end].detach().requires_grad_() for x in states]
+        *parts, of_sinks = torch.autograd.grad(attend(0, *own, None, sinks), [*own, sinks], pull[:, start:end])
+        for total, part in zip(gradients, parts, strict=False):
+            total[:, :, start:end] = part
+        gradients[-1] += of_sinks
+    for one, other in zip(gradients, with_a_sink_key(plan, states, sinks, pull)[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def through_a_window(plan, states, pull, window):
+    """The definition: a token sees the ancestors less than a window above it."""
+    query, key, value = states
+    heads, kv_heads = query.shape[1], key.shape[1]
+    wide_key, wide_value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    node, depth = torch.arange(plan.num_tokens), torch.as_tensor(plan.depth)
+    visible = (node[None, :] <= node[:, None]) & (node[:, None] < torch.as_tensor(plan.exit)[None, :])
+    visible &= depth[:, None] - depth[None, :] < window
+    scores = (query @ wide_key.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~visible, -math.inf)
+    out = (scores.softmax(-1) @ wide_value).transpose(1, 2)
+    return out.detach(), *torch.autograd.grad(out, states, pull)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=trees, heads=st.sampled_from(HEADS), window=st.integers(1, 12), seed=st.integers(0, 99))
+def test_windows_in_blocks_are_windows_on_paths(plan, heads, window, seed):
+    states, pull = states_of(plan, heads, seed=seed)
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
+    out = attend(0, *states, None, window=window)
+    found = out.detach(), *torch.autograd.grad(out, states, pull)
+    for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [7, 300, 700])
+def test_windows_on_long_chains(window):
+    """Longer than the kernel's own tiles, so that whole tiles of a mask are hidden."""
+    plan = tree([make_turn(range(1500), range(40)), make_turn([*range(900), 1], range(600)), make_turn([5], range(3))])
+    states, pull = states_of(plan, (2, 1))
+    attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
+    out = attend(0, *states, None, window=window)
+    found = out.detach(), *torch.autograd.grad(out, states, pull)
+    for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_window_computes_few_pairs_beyond_it():
+    plan = tree([make_turn(range(2000), range(2000, 2100)), make_turn(range(1000), range(3000, 3900))])
+    blocks = blocks_of(plan.parent, plan.exit, 0, plan.num_tokens)
+    exact = int(np.minimum(plan.depth + 1, 64).sum())
+    assert exact < within_window(blocks, plan.depth, 64).num_pairs < 2.1 * exact
+    assert blocks.num_pairs > 10 * exact

@@ -121,7 +121,7 @@ def test_one_compilation_serves_plans_of_every_size():
 def made(monkeypatch):
     """What FlexAttention was asked for: there is no GPU to make one on."""
     asked = []
-    monkeypatch.setattr(turnwise.learn.attention, "FlexAttention", lambda exits, device: asked.append((exits, device)))
+    monkeypatch.setattr(turnwise.learn.attention, "FlexAttention", lambda *how: asked.append(how[:2]))
     return asked
 
 
@@ -159,3 +159,38 @@ def test_a_plan_of_several_passes_is_refused_off_the_cpu(made):
     [whole] = cut(turns, 42)
     attention_of(whole, whole.stretches[0], "cuda")
     assert len(made) + (not whole.stretches[0].blocks.rectangles) == 1
+
+
+def test_sinks_in_one_kernel_are_those_of_blocks():
+    plan = random_tree(3)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, plan.num_tokens, 16, generator=random, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    sinks = torch.randn(4, generator=random, dtype=torch.float64)
+    found = FlexAttention(plan.exit, "cpu")(0, query, key, value, None, sinks=sinks)
+    wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, None, sinks)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)  # its log-sum-exp is in float32
+    assert not torch.allclose(found, FlexAttention(plan.exit, "cpu")(0, query, key, value, None), atol=1e-2)
+
+
+@pytest.mark.parametrize("window", [1, 40, 128, 300])
+def test_windows_in_one_kernel_are_those_of_blocks(window):
+    plan = random_tree(5, prefix=512)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, plan.num_tokens, 16, generator=random, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    found = FlexAttention(plan.exit, "cpu", plan.depth)(0, query, key, value, None, window=window)
+    wanted = BlockAttention(plan.stretches[0].blocks, depth=plan.depth)(0, query, key, value, None, window=window)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_tiles_beyond_a_window_are_left_out():
+    plan = random_tree(5, prefix=1024)
+    masks = [block_mask(plan.exit, "cpu", plan.depth, window) for window in (None, 100)]
+    everything, near = (int((mask.kv_num_blocks + mask.full_kv_num_blocks).sum()) for mask in masks)
+    assert near < everything / 2
+    visible = masks[1].mask_mod
+    theirs = create_block_mask(visible, 1, 1, plan.num_tokens, plan.num_tokens, device="cpu", BLOCK_SIZE=TILE)
+    assert (masks[1].to_dense() >= theirs.to_dense()).all()

@@ -7,7 +7,7 @@ import torch
 
 from support.making import VOCABULARY, make_model, make_turns
 from support.paths import DOCS
-from turnwise.learn.model_checks import check_layout, check_model, check_plan, reaches, short_turns
+from turnwise.learn.model_checks import changing_positions, check_layout, check_model, short_turns
 from turnwise.learn.policy import Policy
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -53,48 +53,70 @@ def mistral(page, window):
     return page["small_model"]("mistral", sliding_window=window)
 
 
-def test_windows_are_refused_unless_every_turn_fits(page):
+def deaf(model):
+    """The model as one whose layers tell nobody of their windows."""
+    for module in model.modules():
+        if type(getattr(module, "sliding_window", None)) is int:
+            module.sliding_window = None
+    return model
+
+
+def test_windows_are_computed_in_both_layouts(page):
     for make in (lambda: sliding(8), lambda: mistral(page, 8)):
-        for longest in ({}, {"longest": 9}):
-            assert refusal(make, **longest) == (
-                "this model attends through a window (sliding_window) of 8 tokens, and neither layout computes longer "
-                "turns exactly; set rollout.max_trajectory_tokens to 8 or less"
-            )
-        Policy(make(), longest=8)
-    check_model(mistral(page, None))
-    check_model(make_model("qwen2", sliding_window=8, use_sliding_window=False))
+        for layout in (cut, pack):
+            assert Policy(make(), layout=layout).reach == []
+
+
+def test_windows_that_layers_do_not_tell_are_refused_unless_every_turn_fits():
+    for longest in ({}, {"longest": 9}):
+        assert refusal(lambda: deaf(sliding(8)), **longest) == (
+            "this model attends through a window (sliding_window) of 8 tokens, and neither layout computes longer "
+            "turns exactly; set rollout.max_trajectory_tokens to 8 or less"
+        )
+    Policy(deaf(sliding(8)), longest=8)
+
+
+def test_the_check_of_windows_leaves_them_as_they_were():
+    model = sliding(8)
+    before = [getattr(module, "sliding_window", "none") for module in model.modules()]
+    Policy(model)
+    assert [getattr(module, "sliding_window", "none") for module in model.modules()] == before
+    assert 8 in before
+    assert model.config.sliding_window == 8
 
 
 def test_a_turn_that_does_not_fit_a_window_is_refused_when_it_comes():
-    model = sliding(8)
-    policy = Policy(model, longest=8)
+    policy = Policy(deaf(sliding(8)), longest=8)
     [fits] = cut(make_turns([(5, 3), (2, 1)], growing=False), 100)
     [over] = cut(make_turns([(5, 4)]), 100)
     for _ in policy.passes(fits):
         pass
     with pytest.raises(ValueError, match=r"of 8 tokens, and there is a turn of 9; leave it out$"):
         next(policy.passes(over))
-    check_plan(make_model(), over)
+    next(Policy(sliding(8)).passes(over))
 
 
-def test_a_window_is_where_exactness_ends():
-    """What the refusal rests on: within its window a model computes what it says it does, and beyond it does not."""
-    from learn.test_policy import padded
-    from support.making import logprobs_of
-
-    def error(turns):
-        model = sliding(8, dtype="float64")
-        model.set_attn_implementation("sdpa")
-        with torch.no_grad():
-            wanted, _ = padded(model, turns, 1.0)
-            policy = Policy(model, dtype=torch.float64, longest=8)
-            model.config.layer_types = ["full_attention"] * 2  # as if nobody had told
-            [plan] = pack(turns, 100)
-            found, _ = logprobs_of(policy, plan)
-        return float((found - wanted).abs().max())
-
-    assert error(make_turns([(5, 3)])) < 1e-12
-    assert error(make_turns([(6, 4)])) > 1e-4
+@pytest.mark.parametrize("tokens_per_pass", [1000, 12])
+def test_turns_longer_than_a_window_are_those_of_padded_rows(page, tokens_per_pass):
+    """In one pass, and with keys and values handed on from pass to pass."""
+    model = page["small_model"]("gpt_oss", sliding_window=5).double()
+    model.set_experts_implementation("eager")
+    turns = page["some_turns"]()
+    with page["Wide"]():
+        model.set_attn_implementation("eager")
+        wanted = page["padded"](model, turns)
+        policy = Policy(model, dtype=torch.float64)
+        plans = cut(turns, tokens_per_pass)
+        found = {}
+        for plan in plans:
+            values = torch.empty(len(plan.action_nodes), dtype=torch.float64)
+            with torch.no_grad():
+                for picked, logprobs, _ in policy.passes(plan):
+                    values[torch.from_numpy(picked)] = logprobs
+            found |= dict(zip(plan.turns.tolist(), values.tensor_split(plan.offsets[1:-1].tolist()), strict=True))
+    assert (max(len(plan.stretches) for plan in plans) > 1) == (tokens_per_pass == 12)
+    for turn, logprobs in enumerate(wanted):
+        torch.testing.assert_close(found[turn], logprobs.detach(), rtol=1e-10, atol=1e-10)
 
 
 ROPES = {
@@ -122,7 +144,7 @@ def test_positions_that_depend_on_the_longest_row_are_refused_unless_every_turn_
 def test_ropes_of_several_kinds_of_layers_are_all_looked_at():
     model = make_model()
     model.config.rope_parameters = {"full_attention": ROPES["longrope"], "sliding_attention": {"rope_type": "default"}}
-    assert [tokens for tokens, _ in reaches(model.config)] == [16]
+    assert [tokens for tokens, _ in changing_positions(model.config)] == [16]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -259,8 +281,6 @@ def test_a_head_with_more_to_it_is_found(layout):
         ("stablelm", "StableLmForCausalLM does not hand on what its attention needs .*, so it cannot be trained"),
         ("hrm_text", "HrmTextForCausalLM uses a layer more than once, which is not supported"),
         ("llama4_text", "Llama4ForCausalLM does not name the part that computes hidden states, .*"),
-        ("gpt_oss", r"this model's attention has more to it \(s_aux\), which is not supported"),
-        ("deepseek_v3", "this model's values have another width than its keys, which is not supported"),
         ("doge", r"DogeForCausalLM computes something else .*, so it cannot be trained"),
     ],
 )
@@ -290,9 +310,12 @@ def test_the_page_has_every_architecture_once(page):
     assert len(rows_of(text, "Not tried")) < 5
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt2", "smollm3", "gemma3_text", "glm4", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "mixtral", "gpt2", "smollm3", "gemma3_text", "glm4", "olmo2", "gpt_oss", "deepseek_v3"]
+)
 def test_what_the_page_calls_trained_is_exact(page, name):
-    """Windows, experts, absolute positions, layers without positions, norms elsewhere: in float64, against rows."""
+    """Windows, experts, absolute positions, layers without positions, norms elsewhere, sinks, values narrower than
+    keys: in float64, against rows."""
     found = page["examine"](name)
     assert found.refused == found.untried == ""
     assert max(found.tree, found.packed) < 1e-12
@@ -300,7 +323,7 @@ def test_what_the_page_calls_trained_is_exact(page, name):
     assert name in rows_of((DOCS / "reference" / "models.md").read_text(), "Trained")
 
 
-@pytest.mark.parametrize("name", ["mamba", "gemma2", "phi", "gpt_oss", "nemotron", "falcon", "rwkv", "deepseek_v2"])
+@pytest.mark.parametrize("name", ["mamba", "gemma2", "phi", "nemotron", "falcon", "rwkv"])
 def test_what_the_page_calls_refused_is(page, name):
     found = page["examine"](name)
     assert found.refused

@@ -7,6 +7,7 @@ that knows a plan, an engine one that knows its cache. The module itself stays a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,8 +20,12 @@ from turnwise.plan.blocks import Blocks
 from turnwise.plan.plan import Plan, Stretch
 from turnwise.pretrained import CausalLM
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
-"""(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d]."""
+Attend = Callable[..., Tensor]
+"""(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d], with `sinks`
+[heads] and `window` where the layer has them.
+
+A token of a layer with a window sees the last `window` tokens of its path, itself included. A sink is one more score in
+the softmax of every query of its head, with a value of zero: it takes a share and gives nothing (arXiv:2309.17453)."""
 
 NAME = "turnwise"
 
@@ -35,16 +40,27 @@ def attention_forward(
     attend: Attend,
     scaling: float | None = None,
     dropout: float = 0.0,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    for name in ("softcap", "s_aux"):
-        if others.get(name) is not None:
-            raise ValueError(f"this model's attention has more to it ({name}), which is not supported")
-    if value.shape[-1] != query.shape[-1]:
-        raise ValueError("this model's values have another width than its keys, which is not supported")
+    if others.get("softcap") is not None:
+        raise ValueError("this model's attention has more to it (softcap), which is not supported")
     # Under autocast the rotary embedding returns queries and keys in float32, beside values in the compute dtype.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
+    width, value_width = query.shape[-1], value.shape[-1]
+    if value_width != width and not getattr(attend, "takes_any_width", False):
+        scaling = width**-0.5 if scaling is None else scaling
+        query, key, value = (widened(states, max(width, value_width)) for states in (query, key, value))
+    more: dict[str, Any] = {"sinks": s_aux, "window": sliding_window}
+    more = {name: given for name, given in more.items() if given is not None}
+    out = attend(module.layer_idx, query, key, value, scaling, **more)
+    return out[..., :value_width], None
+
+
+def widened(states: Tensor, width: int) -> Tensor:
+    """States with zeros after each head's numbers: they change no score, and what they add to the output is cut off."""
+    return F.pad(states, (0, width - states.shape[-1])) if states.shape[-1] < width else states
 
 
 def register() -> None:
@@ -69,29 +85,49 @@ def states_of(model: CausalLM, plan: Plan, stretch: Stretch, attend: Attend) -> 
 def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None = None) -> Attend:
     """The attention of a stretch of a plan on a device."""
     if device == "cpu":
-        return BlockAttention(stretch.blocks, stretch.start, relay)
+        return BlockAttention(stretch.blocks, stretch.start, relay, plan.depth)
     if relay is not None:
         longest = int(plan.depth.max()) + 1
         raise ValueError(
             f"a turn of {longest} tokens does not fit in one pass, and {device} computes no more than that; "
             f"raise max_tokens_per_microbatch to {longest}"
         )
+    flex = partial(FlexAttention, plan.exit, device, plan.depth) if device == "cuda" else None
     if not stretch.blocks.rectangles:
-        return PackedAttention(stretch.blocks)
-    if device == "cuda":
-        return FlexAttention(plan.exit, device)
+        return PackedAttention(stretch.blocks, flex)
+    if flex is not None:
+        return flex()
     raise ValueError(f'shared prefixes are not computed on {device}; set layout = "packed"')
 
 
 class PackedAttention:
-    """Causal attention within chains that share nothing, on any device: chains of equal length in one call."""
+    """Causal attention within chains that share nothing, on any device: chains of equal length in one call.
 
-    def __init__(self, blocks: Blocks) -> None:
+    Its kernel knows no window and does not tell the log-sum-exp, which sinks need: layers with either are left to
+    another attention, if there is one.
+    """
+
+    def __init__(self, blocks: Blocks, otherwise: Callable[[], Attend] | None = None) -> None:
         assert not blocks.rectangles
+        self.otherwise = None if otherwise is None else cache(otherwise)
         self.squares = blocks.squares
         self.sizes = [square.length * square.count for square in blocks.squares]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        is_cut = window is not None and window < max((square.length for square in self.squares), default=0)
+        if sinks is not None or is_cut:
+            if self.otherwise is None:
+                raise ValueError("sinks and windows are computed on cuda and cpu only; set model.device to one of them")
+            return self.otherwise()(layer, query, key, value, scaling, sinks=sinks, window=window)
         outputs = []
         shared_heads = query.shape[1] != key.shape[1]
         parts = zip(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,12 @@ WINDOWS = {"full_attention": "", "sliding_attention": "sliding_window", "chunked
 ROWS = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7], [0, 1, 8, 9, 10, 11], [9, 8, 2, 3, 4, 5], [0, 1, 8, 3, 7, 2]])
 """Short turns that share prefixes of several lengths, and one that shares none."""
 
+SHORT = 3
+"""A window that is shorter than these turns."""
+
+Reach = tuple[int, str]
+"""(tokens, what ends there) of something that is exact for turns of so many tokens only."""
+
 TOLERANCE = 1e-4
 """Of logits, relative to the largest. Rounding in float32 stays well below, another computation well above."""
 
@@ -33,8 +39,8 @@ TOLERANCE = 1e-4
 # ---------------------------------------------------------------- by what a model says of itself
 
 
-def check_model(model: CausalLM, longest: float = math.inf) -> None:
-    """Refuse, with the reason, what is known not to be computed exactly for turns of up to `longest` tokens."""
+def check_model(model: CausalLM) -> None:
+    """Refuse, with the reason, what is known not to be computed exactly."""
     config = model.config.get_text_config()
     if kinds := layer_kinds(config) - WINDOWS.keys():
         raise ValueError(
@@ -54,7 +60,11 @@ def check_model(model: CausalLM, longest: float = math.inf) -> None:
         )
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ValueError("this model's output layer has a bias, which is not supported")
-    for tokens, what in reaches(config):
+
+
+def check_longest(reach: Sequence[Reach], longest: float) -> None:
+    """Refuse turns of up to `longest` tokens where that is more than a model computes exactly."""
+    for tokens, what in reach:
         if tokens < longest:
             raise ValueError(
                 f"this model {what} {tokens} tokens, and neither layout computes longer turns exactly; "
@@ -62,10 +72,10 @@ def check_model(model: CausalLM, longest: float = math.inf) -> None:
             )
 
 
-def check_plan(model: CausalLM, plan: Plan) -> None:
-    """Refuse a plan with a turn longer than the model computes exactly: demonstrations have lengths of their own."""
+def check_plan(reach: Sequence[Reach], plan: Plan) -> None:
+    """Refuse a plan with a turn longer than a model computes exactly: demonstrations have lengths of their own."""
     longest = int(plan.depth.max(initial=-1)) + 1
-    for tokens, what in reaches(model.config.get_text_config()):
+    for tokens, what in reach:
         if tokens < longest:
             raise ValueError(f"this model {what} {tokens} tokens, and there is a turn of {longest}; leave it out")
 
@@ -85,12 +95,16 @@ def noises(config: Any, model: CausalLM) -> Iterator[str]:
             yield f"{name} drops {module.p:g}"
 
 
-def reaches(config: Any) -> Iterator[tuple[int, str]]:
-    """(tokens, what ends there) of everything that is exact for turns of so many tokens only."""
+def windows(config: Any) -> Iterator[Reach]:
+    """The attention windows of a model."""
     slides = not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True)
     for name in sorted({WINDOWS[kind] for kind in ({"sliding_attention"} if slides else layer_kinds(config))}):
         if name and getattr(config, name, None):
             yield getattr(config, name), f"attends through a window ({name}) of"
+
+
+def changing_positions(config: Any) -> Iterator[Reach]:
+    """The lengths beyond which a model computes other positions for all tokens of a row."""
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in [ropes] if "rope_type" in ropes else ropes.values():
         kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
@@ -106,17 +120,42 @@ def reaches(config: Any) -> Iterator[tuple[int, str]]:
 def check_layout(model: CausalLM, layout: Layout) -> None:
     """Refuse an architecture that computes something else when turns are laid out together: a few short ones are
     computed both ways. So a model is tried that says nothing of itself, and one that nobody has heard of."""
-    register()
-    turns = short_turns(model.config.get_text_config().vocab_size)
-    apart = logits_apart(model, turns)
-    model.set_attn_implementation(NAME)
-    if (off := difference(model, turns, layout, apart)) < TOLERANCE:
+    if (off := difference(model, layout)) < TOLERANCE:
         return
-    packed = layout is not pack and difference(model, turns, pack, apart) < TOLERANCE
+    packed = layout is not pack and difference(model, pack) < TOLERANCE
     raise ValueError(
         f"{type(model).__name__} computes something else when turns are laid out together (relative difference "
         f"{off:.1e})" + ('; set layout = "packed", with which it does not' if packed else ", so it cannot be trained")
     )
+
+
+@torch.no_grad()
+def reaches(model: CausalLM, layout: Layout) -> list[Reach]:
+    """Everything that is exact for turns of so many tokens only. Windows are among it unless the layout computes them,
+    which the same turns show, with a window that is shorter than they are."""
+    config = model.config.get_text_config()
+    found = list(changing_positions(config))
+    if all_windows := list(windows(config)):
+        with short_windows(model):
+            exact = difference(model, layout) < TOLERANCE
+        found = found if exact else [*all_windows, *found]
+    return found
+
+
+@contextmanager
+def short_windows(model: CausalLM) -> Iterator[None]:
+    """The model with windows of a few tokens, in the config, which masks are made by, and in the layers."""
+    holders = [model.config.get_text_config(), *model.modules()]
+    names = [name for name in WINDOWS.values() if name]
+    before = [(holder, name, holder.__dict__.get(name)) for holder in holders for name in names]
+    before = [(holder, name, size) for holder, name, size in before if type(size) is int]
+    for holder, name, _ in before:
+        setattr(holder, name, SHORT)
+    try:
+        yield
+    finally:
+        for holder, name, size in before:
+            setattr(holder, name, size)
 
 
 def short_turns(vocabulary: int) -> list[Turn]:
@@ -134,8 +173,12 @@ def logits_apart(model: CausalLM, turns: Sequence[Turn]) -> Tensor:
     return logits[:, 1:]
 
 
-def difference(model: CausalLM, turns: Sequence[Turn], layout: Layout, apart: Tensor) -> float:
-    """The largest difference of logits, relative to the largest logit."""
+def difference(model: CausalLM, layout: Layout) -> float:
+    """The largest difference of logits between a layout and rows, relative to the largest logit."""
+    register()
+    turns = short_turns(model.config.get_text_config().vocab_size)
+    apart = logits_apart(model, turns)
+    model.set_attn_implementation(NAME)
     [plan] = layout(turns, ROWS.size)
     states = watched_states(model, plan)
     nodes = torch.from_numpy(plan.action_nodes.reshape(len(turns), -1)).to(states.device)
@@ -150,9 +193,9 @@ def watched_states(model: CausalLM, plan: Plan) -> Tensor:
     inner = attention_of(plan, plan.stretches[0], model.device.type)
     layers: list[int] = []
 
-    def attend(layer: int, *states: Any) -> Tensor:
+    def attend(layer: int, *states: Any, **more: Any) -> Tensor:
         layers.append(layer)
-        return inner(layer, *states)
+        return inner(layer, *states, **more)
 
     if model.base_model is model:
         raise ValueError(f"{name} does not name the part that computes hidden states, so it cannot be trained")

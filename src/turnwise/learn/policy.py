@@ -19,7 +19,7 @@ from turnwise.learn.blocks import Relay
 from turnwise.learn.contents import check_contents
 from turnwise.learn.head import Mask, token_logprobs
 from turnwise.learn.lora import add_adapters, base_of
-from turnwise.learn.model_checks import Layout, check_layout, check_model, check_plan
+from turnwise.learn.model_checks import Layout, check_layout, check_longest, check_model, check_plan, reaches
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
@@ -48,13 +48,16 @@ class Policy:
         longest: float = math.inf,
         checkpointing: bool = False,
     ) -> None:
-        check_model(model, longest)
+        check_model(model)
         model.train()
         self.model = model
         self.dtype = dtype
         self.temperature = temperature
         self.device = next(model.parameters()).device.type
         check_layout(model, layout)
+        self.reach = reaches(model, layout)
+        """How long a turn may be for what the model computes to be exact, and why."""
+        check_longest(self.reach, longest)
         self.enter: Callable[..., Any] = plainly
         """Calls what computes a pass: where the weights are spread over ranks, with all of them gathered."""
         self.recomputed = recomputable(model) if checkpointing else []
@@ -70,7 +73,7 @@ class Policy:
         keys and values on from one to the next and their gradients back, so that activations are those of one stretch:
         each is computed once for its keys and values, and again, from the last to the first, for its gradient.
         """
-        check_plan(self.model, plan)
+        check_plan(self.reach, plan)
         if len(plan.stretches) == 1:
             yield self.enter(self.compute, look, plan, plan.stretches[0], None)
             return

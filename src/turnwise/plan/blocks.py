@@ -6,6 +6,7 @@ chain at one of its nodes stands together in depth-first order, and sees the cha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,41 @@ def carried(chains: Index, ends: Index, start: int) -> Index:
     over = (chains < start) & (start < ends)
     found = [[start, end, head, start] for head, end in zip(chains[over], ends[over], strict=True)]
     return np.array(found, np.int64).reshape(-1, 4)
+
+
+def within_window(blocks: Blocks, depth: Nodes, window: int) -> Blocks:
+    """The blocks of layers in which a token sees the last `window` tokens up to itself only: all pairs of a square are
+    within the window, and every query of a rectangle has a key within it, but not all of its pairs are.
+
+    A chain longer than the window becomes pieces of its length, each of which also sees the end of the one before.
+    """
+    squares: list[Square] = []
+    rectangles: list[Rectangle] = []
+    for square in blocks.squares:
+        if square.length <= window:
+            squares.append(square)
+            continue
+        for first in range(square.start, square.end, square.length):
+            last = first + square.length
+            starts = np.arange(first, last, window)
+            squares += squares_of(starts, np.diff(np.append(starts, last)))
+            later = starts[1:].tolist() if window > 1 else []
+            rectangles += [Rectangle(at, min(at + window - 1, last), at - window + 1, at) for at in later]
+    for block in blocks.rectangles:
+        rectangles += visible_parts(block, depth, window)
+    return Blocks(tuple(squares), tuple(rectangles))
+
+
+def visible_parts(block: Rectangle, depth: Nodes, window: int) -> Iterator[Rectangle]:
+    """The runs of a rectangle's queries that see any of its keys through a window, each with those keys."""
+    nearest = int(depth[block.end_key - 1])
+    sees = depth[block.start : block.end] - nearest < window
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], sees, [False])).astype(np.int8)))
+    for run, end in (edges.reshape(-1, 2) + block.start).tolist():
+        for start in range(run, end, longest := max(window, 256)):
+            stop = min(start + longest, end)
+            hidden = int(depth[start:stop].min()) - window + 1 - int(depth[block.first_key])
+            yield Rectangle(start, stop, block.first_key + max(0, hidden), block.end_key)
 
 
 def squares_of(starts: Index, lengths: Index) -> list[Square]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from support.acting import CONTEXT, VOCABULARY, full_logprobs, run, served, slot_engine, tiny_model, until
+from support.making import make_model
 from turnwise.engines.base import Sampling
 from turnwise.engines.slots.model import SlotModel, cache_tokens
 from turnwise.engines.slots.scheduler import WORTH_SHARING
@@ -298,3 +299,12 @@ def test_a_load_while_a_prompt_is_filled_in():
         check(new, prompt, completion)
     assert engine.scheduler.radix.make_room(engine.scheduler.radix.capacity)
     assert engine.scheduler.radix.num_allocated == 0
+
+
+def test_a_window_shorter_than_the_context_is_refused():
+    def model():
+        return served(make_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1))
+
+    SlotModel(model(), slots=2, context=8, end_tokens=[], decode=str)
+    with pytest.raises(ValueError, match="has layers that see 8 tokens, and the slot engine computes no windows; set"):
+        SlotModel(model(), slots=2, context=9, end_tokens=[], decode=str)

@@ -75,7 +75,16 @@ class PassAttention:
             targets.append(self.tensor(row.reshape(-1)))
         return BucketRows(bucket, None if index is None else self.tensor(index), longest, mask, targets)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
         kind, index = self.layout.layer_index[layer]
         by_token = [x[0].transpose(0, 1) for x in (query, key, value)]
         # The kernels assume that the numbers of one head are adjacent, whatever the strides say.
@@ -88,8 +97,10 @@ class PassAttention:
         for level in self.batch.levels:
             prefix_out, prefix_lse = self.read_prefixes(level, kind, index, query, scaling)
             out = torch.lerp(out, prefix_out, torch.sigmoid(prefix_lse - lse)[..., None])
-            if level is not self.batch.levels[-1]:
+            if sinks is not None or level is not self.batch.levels[-1]:
                 lse = torch.logaddexp(lse, prefix_lse)
+        if sinks is not None:
+            out = out * torch.sigmoid(lse - sinks.to(lse.dtype))[..., None]
         return out.to(query.dtype).contiguous()[None]
 
     def prefill(

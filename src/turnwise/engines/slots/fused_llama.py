@@ -187,7 +187,9 @@ def rope_of(config: Any) -> set[str]:
     return set(parameters)
 
 
-def attend_causally(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Attention among the tokens of the pass alone."""
+def attend_causally(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None = None
+) -> Tensor:
+    """Attention among the tokens of the pass alone, which are fewer than any window."""
     out, _ = attend(query, key, value, scaling, causal=True)
     return out.transpose(1, 2)

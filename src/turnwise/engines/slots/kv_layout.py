@@ -36,6 +36,8 @@ class KVLayout:
     """layer -> (kind, index among the layers of that kind)"""
     dtype: torch.dtype
     device: str
+    window: float = math.inf
+    """Tokens that the layer with the smallest window sees."""
 
     @property
     def num_layers(self) -> list[int]:
@@ -69,9 +71,20 @@ class ShapeRecorder:
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
         self.repeated = False
+        self.window = math.inf
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        sinks: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
         self.repeated |= layer in self.shapes
+        self.window = min(self.window, math.inf if window is None else window)
         self.shapes[layer] = (key.shape[1], key.shape[3])
         return torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
 
@@ -95,7 +108,7 @@ def read_kv_layout(model: CausalLM, dtype: torch.dtype, device: str) -> KVLayout
         kind = kinds.index(shape)
         layer_index[layer] = (kind, counts[kind])
         counts[kind] += 1
-    return KVLayout(kinds, layer_index, dtype, device)
+    return KVLayout(kinds, layer_index, dtype, device, recorder.window)
 
 
 def token_range(states: KVStates, start: int, end: int) -> KVStates:

@@ -68,6 +68,12 @@ class SlotModel:
         self.device = next(model.parameters()).device.type
         with torch.inference_mode(), self.autocast():
             self.layout = read_kv_layout(model, dtype, self.device)
+            if self.layout.window < context:
+                raise ValueError(
+                    f"{type(model).__name__} has layers that see {self.layout.window} tokens, and the slot engine "
+                    f"computes no windows; set rollout.max_trajectory_tokens to {self.layout.window} or less, or "
+                    'engine.name = "vllm"'
+                )
             # In bfloat16 the module decides what is computed in which dtype.
             self.fused = try_fuse(model, context) if dtype == torch.float32 else None
             self.head = head_of(model, dtype)
