@@ -45,8 +45,8 @@ class EvaluationTarget:
         trust: Trust = "ask",
         say: Say = print,
     ) -> EvaluationTarget:
-        """What a run folder, a model folder, a name of the Hub or a recipe stands for. The recipe for a folder is named,
-        or given."""
+        """What a run folder, a model folder, a name of the Hub or a recipe stands for. The recipe for a folder is
+        named, or given."""
         if (name := HubName.parse(what)) is not None:
             return cls.of_name(name, recipe, checkpoint, overrides, say)
         where = Path(what) if Path(what).is_dir() else find_recipe(what)

@@ -72,9 +72,7 @@ class AttemptLog:
             failure = FIRST_PROMPT_TOO_LONG % length
             marks = {**marks, PROMPT_TOKENS: float(self.refused)} if self.refused else marks
         try:
-            return Trajectory(
-                turns, self.status, self.outcome, marks, failure, opening=self.opening, tools=self.tools
-            )
+            return Trajectory(turns, self.status, self.outcome, marks, failure, opening=self.opening, tools=self.tools)
         except ValueError as error:
             self.fail(Status.failed, "failed", error)
             return Trajectory((), Status.failed, failure=self.failure)
