@@ -33,7 +33,7 @@ def target_of(what: str, checkpoint: int | None, overrides: Sequence[str], say: 
     else:
         where, label = Path(what), what
     if not where.is_dir():
-        raise ValueError(f"there is no folder {where}; give a run folder, a model folder or ORG/NAME of the Hub")
+        raise ValueError(f"there is no folder {where}; give a run folder or a model folder, or ORG/NAME of the Hub")
     config = RunFolder.open(base_of(where) or where).read_config()
     if "env" in config:
         return EvaluationTarget.find(what, None, checkpoint, overrides, "needless")
