@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import Completion, EngineFailure, OnTokens, Sampling, checked_prompt, nothing
 from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.tokens import Tokens
@@ -21,7 +21,10 @@ Run = Callable[..., Any]
 
 
 class SlotEngine:
-    """`Engine` over a `SlotModel`. `run(function, *args)` is awaited to call the model: inline, or in a thread."""
+    """`StreamingEngine` over a `SlotModel`. `run(function, *args)` is awaited to call the model: inline, or in a
+    thread."""
+
+    streams = True
 
     def __init__(self, model: SlotModel, *, run: Run, shares_weights: bool) -> None:
         self.model = model
@@ -31,6 +34,8 @@ class SlotEngine:
         self.context = model.context
         self.arrivals: list[Request] = []
         self.departures: list[Request] = []
+        self.streamed: list[Request] = []
+        """Requests whose tokens are reported as they are sampled."""
         self.wake = asyncio.Event()
         self.lock = asyncio.Lock()  # held while the model computes or loads
         self.running = asyncio.Event()
@@ -45,7 +50,9 @@ class SlotEngine:
     async def open(self) -> None:
         return None
 
-    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
+    async def generate(
+        self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int, on_tokens: OnTokens | None = None
+    ) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
@@ -55,7 +62,14 @@ class SlotEngine:
         self.arrivals.append(request)
         self.wake.set()
         try:
-            return await request.future
+            if on_tokens is None:
+                return await request.future
+            request.on_tokens = on_tokens
+            self.streamed.append(request)
+            try:
+                return await request.future
+            finally:
+                self.streamed.remove(request)
         except asyncio.CancelledError:
             self.departures.append(request)
             self.wake.set()
@@ -77,6 +91,7 @@ class SlotEngine:
                 except Exception as error:  # a failed step fails the calls in flight, not the run
                     self.fail(self.scheduler.drop_all(), error)
                     continue
+                self.report()
             self.answer(finished)
 
     async def wait_for_arrivals(self) -> None:
@@ -95,6 +110,16 @@ class SlotEngine:
         for request in self.arrivals:
             self.scheduler.submit(request)
         self.arrivals, self.departures = [], []
+
+    def report(self) -> None:
+        """Report new tokens of the requests that are streamed. A finished request has its last ones in its
+        completion."""
+        for request in self.streamed:
+            if request.on_tokens is not None and self.scheduler.is_running(request):
+                sampled = self.scheduler.state.sampled_after(request.slot, request.num_reported)
+                if len(sampled.tokens):
+                    request.num_reported += len(sampled.tokens)
+                    request.on_tokens(sampled)
 
     def answer(self, finished: list[Finished]) -> None:
         for request, outcome in finished:

@@ -35,7 +35,7 @@ Tools = tuple[ToolSpec, ...]
 
 FORMATS: dict[str, Format | None] = {
     "none": None,
-    "hermes": Format(read_hermes, write_hermes, offer_hermes),
+    "hermes": Format(read_hermes, write_hermes, offer_hermes, openings=(OPEN, CLOSE, THINK, CLOSED)),
     "llama": Format(read_llama, write_llama, offer_llama),
     "harmony": Format(read_harmony, clean=without_control, tags=TAGS),
 }

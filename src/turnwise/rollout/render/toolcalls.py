@@ -46,6 +46,9 @@ class Format:
     """A text that could not be parsed, without the parts that a chat template would refuse."""
     tags: frozenset[str] = frozenset()
     """Control tokens of an action besides those of thinking and calls."""
+    openings: tuple[str, ...] = ("<", "[", "{", "`", "\u25c1", "\u273f", "functions.")
+    """Texts that may open a call, thinking or another part that is not content. What stands before the first of them is
+    content for certain, and is streamed to clients while the rest is sampled."""
 
     def parse(self, text: str) -> Message:
         """The message of a text, or a message with the text and its fault."""
