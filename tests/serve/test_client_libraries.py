@@ -29,11 +29,11 @@ PYTHONS = {
 TABLE = ROOT / "docs" / "reference" / "clients.md"
 
 
-def call(name="follow", **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+def call(tool="follow", /, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
 
 
-def react(tool, **arguments):
+def react(tool, /, **arguments):
     """What dspy.ReAct reads: its calls are fields of a text."""
     fields = {"next_thought": "On.", "next_tool_name": tool, "next_tool_args": json.dumps(arguments)}
     return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name, text in fields.items()), "[[ ## completed ## ]]"])

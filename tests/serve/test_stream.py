@@ -183,16 +183,17 @@ def test_hanging_up_frees_the_slot_of_the_slot_engine():
 
 
 def test_the_slot_engine_reports_what_it_samples():
+    model = Parrot(range(2, 60), 61)
+
     async def work():
-        engine = slot_engine(Parrot(range(2, 60), 61), slots=2)
+        engine = slot_engine(model, slots=2)
         parts = []
-        completion = await engine.generate(
-            np.array([1, 2], np.int32), Sampling(9), session="s", seed=1, on_tokens=parts.append
-        )
+        prompt = np.array([1, 2], np.int32)
+        completion = await engine.generate(prompt, Sampling(9), session="s", seed=1, on_tokens=parts.append)
         await engine.close()
         return parts, completion
 
-    parts, completion = run(work())
+    parts, completion = run(work(), 100)
     for name in ("tokens", "logprobs", "versions"):
         told = np.concatenate([getattr(part, name) for part in parts])
         np.testing.assert_array_equal(told, getattr(completion, name)[: len(told)])

@@ -121,11 +121,11 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
+class SampledPart:
     """Tokens of an action that is still being sampled: those since the last report.
 
     Example:
-        Sampled(np.array([5], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+        SampledPart(np.array([5], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
     """
 
     tokens: Tokens
@@ -133,7 +133,7 @@ class Sampled:
     versions: Tokens
 
 
-OnTokens = Callable[[Sampled], None]
+OnTokens = Callable[[SampledPart], None]
 """Is called in the event loop with each part of an action as it is sampled. It must not raise and must not wait."""
 
 

@@ -15,7 +15,7 @@ from turnwise.engines.base import (
     Completion,
     EngineFailure,
     OnTokens,
-    Sampled,
+    SampledPart,
     Sampling,
     checked_prompt,
     nothing,
@@ -187,7 +187,7 @@ class Recital:
         self.tokens += new
         if self.on_tokens is not None and new:
             part = self.engine.completion(new, StopReason.abort)
-            self.on_tokens(Sampled(part.tokens, part.logprobs, part.versions))
+            self.on_tokens(SampledPart(part.tokens, part.logprobs, part.versions))
 
 
 class Aborted(Exception):

@@ -145,14 +145,14 @@ class Session:
             return
         if call.work is not None:
             call.work.cancel()
-        if not self.over and cut_short(call, self.renderer, self.model):
-            self.keep(call)
-            return
-        self.in_flight.remove(call)
         for calls in self.by_fingerprint.values():
             if call in calls:
                 calls.remove(call)
         self.by_key = {key: entry for key, entry in self.by_key.items() if entry[1] is not call}
+        if not self.over and cut_short(call, self.renderer, self.model):
+            self.keep(call)
+        else:
+            self.in_flight.remove(call)
 
     def end(self) -> None:
         """Serve nothing more, and cancel the calls in flight."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from turnwise.engines.base import Sampled
+from turnwise.engines.base import SampledPart
 from turnwise.messages import Message
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.render.toolcalls import CLOSED, THINK
@@ -160,7 +160,7 @@ class LiveAnswer:
 
     def __init__(self, text: StreamedText) -> None:
         self.text = text
-        self.sampled: list[Sampled] = []
+        self.sampled: list[SampledPart] = []
         self.num_sampled = 0
         self.pieces: list[tuple[Piece, int]] = []
         """(piece, tokens sampled when it was certain)"""
@@ -170,7 +170,7 @@ class LiveAnswer:
         self.is_over = False
         self.changed = asyncio.Event()
 
-    def hear(self, sampled: Sampled) -> None:
+    def hear(self, sampled: SampledPart) -> None:
         """Is called with tokens as they are sampled. It does not raise: the engine serves others too."""
         self.sampled.append(sampled)
         self.num_sampled += len(sampled.tokens)
@@ -207,7 +207,7 @@ class LiveAnswer:
         self.num_taken = max(self.num_taken, len(self.pieces))
         return [piece for piece, _ in self.pieces[index:]]
 
-    def taken(self) -> tuple[Sampled, Message]:
+    def taken(self) -> tuple[SampledPart, Message]:
         """(the tokens, the text) that clients took."""
         pieces = self.pieces[: self.num_taken]
         count = pieces[-1][1] if pieces else 0
@@ -218,4 +218,4 @@ class LiveAnswer:
             np.concatenate([getattr(part, name) for part in self.sampled])[:count] if self.sampled else np.zeros(0)
             for name in ("tokens", "logprobs", "versions")
         )
-        return Sampled(tokens, logprobs, versions), told
+        return SampledPart(tokens, logprobs, versions), told

@@ -25,6 +25,9 @@ from turnwise.types import StopReason
 
 HARMLESS = ("betas", "cache_control", "container", "inference_geo", "metadata", "service_tier", "speed")
 
+NO_THREADS = "thread_unsupported_request"
+"""The code after which Anthropic's SDK sends whole conversations: a field that stands for messages is never ignored."""
+
 
 def read(body: Any, seal: ThinkingSeal) -> Ask:
     ask = read_to_count(body, seal)
@@ -36,6 +39,8 @@ def read(body: Any, seal: ThinkingSeal) -> Ask:
 def read_to_count(body: Any, seal: ThinkingSeal) -> Ask:
     """A request whose tokens are only counted: it need not have max_tokens."""
     fields = Fields(body)
+    if "thread" in fields.left:
+        raise unfit("thread is not supported: send the whole conversation", NO_THREADS)
     model = fields.required("model")
     limit = fields.integer("max_tokens", 1)
     system = text_of(fields.left.pop("system", None), "system")
@@ -281,7 +286,8 @@ KINDS = {
 
 def error(refusal: Refusal) -> dict[str, Any]:
     kind = KINDS.get(refusal.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(refusal), "code": refusal.code or None}}
+    details = {"details": {"error_code": NO_THREADS, "unsupported": ["thread"]}} if refusal.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": str(refusal), "code": refusal.code or None, **details}}
 
 
 def error_event(refusal: Refusal) -> str:
