@@ -7,6 +7,7 @@
 # make test-vllm  engine vllm, in an environment of its own that takes minutes and gigabytes to build: docs/guides/vllm.md
 # make test-verifiers  environments of verifiers, in an environment of its own: docs/guides/envs/verifiers.md
 # make test-trackio  the tracker trackio, in an environment of its own: docs/guides/trackers.md
+# make test-clients  client libraries through the endpoint, in two environments of their own: docs/reference/clients.md
 # make check      formatting, lint, types
 # make lock       the checksums of all packages, after a change of constraints.txt or requirements-*.txt
 # make dist       the wheel and the sdist into dist/, checked; URL=https://host/owner/turnwise is written into them
@@ -24,6 +25,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 VERIFIERS_VENV ?= .venv-verifiers
 TRACKIO_VENV ?= .venv-trackio
+CLIENTS_VENV ?= .venv-clients
 TORCH_INDEX ?=
 ARGS ?=
 URL ?=
@@ -36,8 +38,8 @@ QUICK := $(addprefix tests/,credit plan recipe runs schedule/test_stream.py sche
 	$(addprefix --ignore=tests/runs/,trackers test_metric_names.py test_trust.py test_checkpoint.py)
 LOCKED := --require-hashes --no-deps --requirement
 
-.PHONY: train test quick test-all test-load test-browser test-vllm test-verifiers test-trackio test-release check lock vendor \
-	bench docs dist format clean
+.PHONY: train test quick test-all test-load test-browser test-vllm test-verifiers test-trackio test-clients test-release \
+	check lock vendor bench docs dist format clean
 
 $(VENV)/.base: pyproject.toml constraints.txt locks/base.txt
 	@echo "installing turnwise into $(VENV) (once; a few minutes)"
@@ -101,6 +103,22 @@ $(TRACKIO_VENV)/.done: locks/trackio.txt
 test-trackio: $(TRACKIO_VENV)/.done
 	PYTHONPATH=src $(TRACKIO_VENV)/bin/python -m pytest tests/runs/trackers/test_trackio.py $(ARGS)
 
+$(CLIENTS_VENV)/.done: locks/clients.txt
+	@echo "installing client libraries into $(CLIENTS_VENV) (once; a few minutes)"
+	@test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(LOCKED) locks/clients.txt
+	@touch $@
+
+$(CLIENTS_VENV)-more/.done: locks/clients-more.txt
+	@echo "installing more client libraries into $(CLIENTS_VENV)-more (once; a few minutes)"
+	@test -x $(CLIENTS_VENV)-more/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)-more
+	@$(CLIENTS_VENV)-more/bin/python -m pip install --disable-pip-version-check --quiet $(LOCKED) locks/clients-more.txt
+	@touch $@
+
+test-clients: $(VENV)/.dev $(CLIENTS_VENV)/.done $(CLIENTS_VENV)-more/.done
+	CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python CLIENTS_MORE_PYTHON=$(CLIENTS_VENV)-more/bin/python \
+		$(BIN)/python -m pytest --timeout 600 tests/serve/test_client_libraries.py $(ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -131,4 +149,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(TRACKIO_VENV) .venv-lock build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(TRACKIO_VENV) $(CLIENTS_VENV) $(CLIENTS_VENV)-more .venv-lock build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,7 +40,7 @@ name = "textarena:GuessTheNumber-v0"
 
 | library | version tested | a name | tasks | pays | expert |
 |---|---|---|---|---|---|
-| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | once, at the end | GuessTheNumber; legal moves |
+| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | at the end | one game; legal moves |
 | [gymnasium](#gymnasium), minigrid | 1.4.0, 3.2.0 | `gymnasium:MiniGrid-Empty-5x5-v0` | seeds | every turn | paths |
 | [reasoning_gym](#reasoning_gym) | 0.1.25 | `reasoning_gym:chain_sum` | seeds | once | all |
 | [skyrl_gym](#skyrl_gym) | 0.4.0 | `skyrl_gym:gsm8k` | rows of `env.data` | every turn | gsm8k, gsm8k_multi_turn |

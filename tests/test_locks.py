@@ -45,7 +45,7 @@ def test_the_makefile_installs_by_checksums():
     recipes = [line for line in installs if line.startswith("\t")]
     for line in recipes:
         assert "$(LOCKED)" in line or "^torch==" in line or "--no-deps --editable ." in line or line.endswith("uv; }")
-    assert len([line for line in recipes if "$(LOCKED)" in line]) == 6
+    assert len([line for line in recipes if "$(LOCKED)" in line]) == 8
 
 
 @pytest.mark.parametrize("name", ["base", *PINNED])

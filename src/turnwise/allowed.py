@@ -63,6 +63,13 @@ class Allowed:
         return bits[:, :vocabulary].astype(bool)[self.places]
 
 
+def join_allowed(parts: Sequence[Allowed], count: int) -> Allowed:
+    """What the first `count` tokens of several runs of tokens, one after another, were drawn from."""
+    index: dict[bytes, int] = {}
+    places = [index.setdefault(part.sets[place], len(index)) for part in parts for place in part.places.tolist()]
+    return Allowed(np.array(places[:count], np.int32), tuple(index))
+
+
 def in_sets(bits: Bits, places: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Whether each token is in the set at its place."""
     byte, bit = tokens >> 3, (tokens & 7).astype(np.uint8)

@@ -36,7 +36,7 @@ def make_session(engine=None, render=None, *, sampling=None, **bounds):
     return Session(which, Scene(engine, render, sampling or Sampling(200), limits(**bounds)), "policy")
 
 
-def served(client, engine=None, render=None, *, largest_body=1 << 20, **how):
+def served(client, engine=None, render=None, *, largest_body=1 << 20, seconds=100, **how):
     """(what a client makes of the address of a session, the session). A plain client runs in a thread; one that is a
     coroutine function gets session and endpoint too."""
 
@@ -52,7 +52,7 @@ def served(client, engine=None, render=None, *, largest_body=1 << 20, **how):
             session.end()
             endpoint.close()
 
-    return run(work(), 100)
+    return run(work(), seconds)
 
 
 def agent_of(function):

@@ -159,8 +159,6 @@ ODD = [
     (CHAT, chat_body(stop=list(map(str, range(5000)))), 400),
     (CHAT, chat_body(stop="x" * 5000), 400),
     (CHAT, {"model": "x" * 100_000, "messages": [{"role": "user", "content": "go"}]}, 404),
-    (CHAT, chat_body(**{"y" * 100_000: 1}), 400),
-    (CHAT, chat_body(**{"a\nb": 1}), 400),
     (CHAT, chat_body(tools=[{"type": "function", "function": {"name": "x" * 3000}}]), 400),
 ]
 

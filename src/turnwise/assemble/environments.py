@@ -172,7 +172,7 @@ def open_limits_of(recipe: Recipe) -> dict[str, OpenLimit]:
 
 def endpoint_of(recipe: Recipe) -> Endpoint:
     """The endpoint of a run, which listens once an agent needs it."""
-    return Endpoint(recipe.endpoint.host, recipe.endpoint.port)
+    return Endpoint(recipe.endpoint.host, recipe.endpoint.port, aliases=recipe.endpoint.aliases)
 
 
 def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:

@@ -219,6 +219,7 @@ def serve_command(chosen: argparse.Namespace) -> int:
     from turnwise.cli.serve import target_of, until_stopped
     from turnwise.serve.endpoint import Endpoint, check_installed
     from turnwise.serve.key import find_key
+    from turnwise.serve.seal import ThinkingSeal
 
     check_installed()
     if not 0 <= chosen.port < 1 << 16:
@@ -227,7 +228,7 @@ def serve_command(chosen: argparse.Namespace) -> int:
     target = target_of(chosen.what, chosen.checkpoint, chosen.overrides)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("turnwise").setLevel(logging.INFO)
-    endpoint = Endpoint(chosen.host, chosen.port)
+    endpoint = Endpoint(chosen.host, chosen.port, aliases=chosen.alias, seal=ThinkingSeal(key.text))
     asyncio.run(until_stopped(target, endpoint, key, chosen.name, open_screen()))
     return 0
 

@@ -233,6 +233,9 @@ def add_model_commands(commands: Any) -> None:
         "variable TURNWISE_KEY, or else one that is made up and printed",
     )
     serve.add_argument("--name", default="policy", help='what clients call the model ("policy")')
+    serve.add_argument(
+        "--alias", metavar="NAME", action="append", default=[], help='another name of the model; "*" for any name'
+    )
 
 
 def add_data_commands(commands: Any) -> None:

@@ -54,18 +54,18 @@ async def serve_until(
     """Serve until `stop`."""
     with closing(endpoint):
         async with open_model(target, screen) as model:
-            address = endpoint.open(Public(model.engine, model.renderer, name), key.text)
-            for line in describe(target, address, key):
+            address = endpoint.open(Public(model.engine, model.renderer, name, endpoint.aliases), key.text)
+            for line in describe(target, address, key, endpoint.aliases):
                 screen.say(line)
             await stop.wait()
 
 
-def describe(target: EvaluationTarget, address: Address, key: Key) -> list[str]:
+def describe(target: EvaluationTarget, address: Address, key: Key, aliases: Sequence[str] = ()) -> list[str]:
     return [
         f"serving {target.name}; Ctrl-C ends it",
         f"  base_url  {address.base_url}   (Anthropic's clients want it without /v1)",
         f"  api_key   {key.shown}",
-        f"  model     {address.model}",
+        f"  model     {', '.join([address.model, *aliases])}",
     ]
 
 

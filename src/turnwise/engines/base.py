@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -125,6 +125,27 @@ class Completion:
     timing: TurnTiming = TurnTiming()
     allowed: Allowed | None = None
     """The tokens that the grammar allowed for each token; None where the call has no grammar."""
+    cached: int = 0
+    """Tokens of the prompt that were not computed again, if the engine tells."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledPart:
+    """Tokens of an action that is still being sampled: those since the last report.
+
+    Example:
+        SampledPart(np.array([5], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+    """
+
+    tokens: Tokens
+    logprobs: Floats
+    versions: Tokens
+    allowed: Allowed | None = None
+    """The tokens that the grammar allowed for each of these; None where the call has no grammar."""
+
+
+OnTokens = Callable[[SampledPart], None]
+"""Is called in the event loop with each part of an action as it is sampled. It must not raise and must not wait."""
 
 
 class EngineFailure(RuntimeError):
@@ -254,3 +275,19 @@ class Engine(Protocol):
     async def close(self) -> None:
         """End the engine; calls in flight fail. May be called again."""
         ...
+
+
+class StreamingEngine(Engine, Protocol):
+    """An engine that also reports tokens while it samples. The parts that it reports are, in order, the beginning of
+    the completion; it need not report the last ones. Engines without this give a completion in one piece."""
+
+    streams: bool
+
+    async def generate(
+        self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int, on_tokens: OnTokens | None = None
+    ) -> Completion: ...
+
+
+def can_stream(engine: Engine) -> TypeGuard[StreamingEngine]:
+    """Whether an engine reports tokens while it samples."""
+    return bool(getattr(engine, "streams", False))

@@ -186,6 +186,12 @@ class Guide:
         """What each token so far was drawn from."""
         return Allowed(np.array(self.places, np.int32), tuple(map(self.guidance.compress, self.seen)))
 
+    def allowed_after(self, count: int) -> Allowed:
+        """What each token after the first `count` was drawn from."""
+        used, places = np.unique(np.array(self.places[count:], np.int32), return_inverse=True)
+        all_bits = list(self.seen)
+        return Allowed(places, tuple(self.guidance.compress(all_bits[index]) for index in used.tolist()))
+
 
 def follow(guidance: Guidance, grammar: Grammar, tokens: Sequence[int]) -> Allowed:
     """What each token of an action was drawn from by an engine that follows the grammar in the same way; ValueError if

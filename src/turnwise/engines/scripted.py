@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import MOST_TOKENS, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import (
+    MOST_TOKENS,
+    BusyTime,
+    Completion,
+    EngineFailure,
+    OnTokens,
+    SampledPart,
+    Sampling,
+    checked_prompt,
+    nothing,
+)
 from turnwise.engines.guidance import NO_GRAMMARS
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
 
 Spoken = str | Tokens
 """A text, to which an end token is added, or the tokens of an action."""
-Script = Callable[[Tokens, str, int], Awaitable[Spoken] | Spoken]
-"""(prompt, session, seed) -> what to say."""
+Script = Callable[[Tokens, str, int], Awaitable[Spoken] | AsyncIterator[str] | Spoken]
+"""(prompt, session, seed) -> what to say, whole or piece by piece."""
 
 
 class ScriptedEngine:
-    """`Engine` whose actions are the tokens of a script's text and an end token, each with the same logprob.
+    """`StreamingEngine` whose actions are the tokens of a script's text and an end token, each with the same logprob.
+    It reports a text token by token, and the pieces of an asynchronous generator as they come.
 
     Example:
         ScriptedEngine(lambda prompt, session, seed: "get amber", tokenizer.encode, end_token=2)
     """
 
     shares_weights = True
+    streams = True
 
     def __init__(
         self,
@@ -62,7 +74,9 @@ class ScriptedEngine:
     async def open(self) -> None:
         return None
 
-    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
+    async def generate(
+        self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int, on_tokens: OnTokens | None = None
+    ) -> Completion:
         prompt = checked_prompt(prompt, seed, context=self.context, vocabulary=self.vocabulary)
         # An expert's text, which no model sampled, has no logprob and needs none under a grammar.
         if sampling.grammar is not None and not math.isnan(self.logprob):
@@ -70,16 +84,23 @@ class ScriptedEngine:
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         self.prompts.append(prompt)
+        room = min(sampling.max_tokens, self.context - len(prompt))
+        recital = Recital(self, sampling.stop, room, on_tokens)
         try:
             with self.busy:
                 said = self.script(prompt, session, seed)
+                if isinstance(said, AsyncIterator):
+                    said = recital.listen(said)
                 text = said if isinstance(said, (str, np.ndarray)) else await self.listen(said, session)
             while not self.running.is_set():
                 await self.running.wait()
         except Aborted:
-            return nothing(StopReason.abort)
+            return self.completion(recital.tokens, StopReason.abort)
+        if recital.stop is not None:
+            return self.completion(recital.tokens, recital.stop)
         spoken, stop = self.tokens_of(text, sampling.stop)
-        room = min(sampling.max_tokens, self.context - len(prompt))
+        for token in spoken[:room] if on_tokens is not None else []:
+            recital.add([token])
         return self.completion(spoken[:room], stop if len(spoken) <= room else StopReason.length)
 
     def tokens_of(self, said: Spoken, stops: tuple[str, ...]) -> tuple[list[int], StopReason]:
@@ -134,6 +155,43 @@ class ScriptedEngine:
     async def close(self) -> None:
         self.closed = True
         self.end(list(self.speaking))
+
+
+class Recital:
+    """An action that a script says piece by piece."""
+
+    def __init__(
+        self, engine: ScriptedEngine, stops: tuple[str, ...], room: int, on_tokens: OnTokens | None = None
+    ) -> None:
+        self.engine = engine
+        self.stops = stops
+        self.room = room
+        self.on_tokens = on_tokens
+        self.tokens: list[int] = []
+        self.stop: StopReason | None = None
+        """What ended it; None if it is not over, or was not said piece by piece."""
+
+    async def listen(self, pieces: AsyncIterator[str]) -> str:
+        """Its text, up to a stop string or the last token that there is room for."""
+        text = ""
+        async for piece in pieces:
+            before, text = len(text), text + piece
+            ends = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
+            text = text[: min(ends, default=len(text))]
+            self.add(self.engine.encode(text[before:]))
+            if ends or len(self.tokens) >= self.room:
+                self.stop = StopReason.stop_string if ends else StopReason.length
+                return text
+        self.add([self.engine.end_token])
+        self.stop = StopReason.end_token
+        return text
+
+    def add(self, tokens: list[int]) -> None:
+        new = tokens[: self.room - len(self.tokens)]
+        self.tokens += new
+        if self.on_tokens is not None and new:
+            part = self.engine.completion(new, StopReason.abort)
+            self.on_tokens(SampledPart(part.tokens, part.logprobs, part.versions))
 
 
 class Aborted(Exception):

@@ -143,7 +143,8 @@ class EnvironmentConfig(Section):
 
 
 class EndpointConfig(Section):
-    """The HTTP endpoint at which agents call the model. Open it when an agent runs on another machine."""
+    """The HTTP endpoint at which agents call the model. Open it when an agent runs on another machine, or asks
+    for a model of another name."""
 
     in_short_list = ()
 
@@ -151,3 +152,5 @@ class EndpointConfig(Section):
     """Address that the endpoint listens on; the default can be reached from this machine only."""
     port: int = Field(0, ge=0, le=65535)
     """Port that the endpoint listens on; 0 takes a free one."""
+    aliases: tuple[str, ...] = ()
+    """Other names under which agents may ask for the model; "*" for any name."""

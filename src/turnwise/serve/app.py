@@ -17,10 +17,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.engines.base import shown
-from turnwise.serve.call import ServedCall
+from turnwise.serve.call import ANY, ServedCall, is_served, no_model
 from turnwise.serve.dialects import chat, completions, messages, responses
+from turnwise.serve.dialects.answer import AnswerStream, headers_of
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal, read_json
 from turnwise.serve.registry import Registry, Serves
+from turnwise.serve.stored import StoredResponse
+from turnwise.serve.streamed import Piece
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -42,6 +45,8 @@ def make_app(registry: Registry) -> Starlette:
     written in that dialect, and FastAPI takes a second to import."""
     handler = RequestHandler(registry)
     routes = [Route(path, partial(handler.serve, dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
+    routes.append(Route("/v1/messages/count_tokens", handler.count_tokens, methods=["POST"]))
+    routes.append(Route("/v1/responses/{name}", handler.response, methods=["GET", "DELETE"]))
     routes.append(Route("/v1/models", handler.models, methods=["GET"]))
     routes.append(Route("/v1/models/{name:path}", handler.model, methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
@@ -71,10 +76,10 @@ class RequestHandler:
         try:
             session = self.session_of(request)
             raw = await self.body_of(request)
-            ask: Ask = dialect.read(read_json(raw))
+            ask: Ask = dialect.read(read_json(raw), self.registry.seal)
             call = await in_session_loop(session, session.open(ask, delivery_of(request, raw)))
             if ask.stream:
-                headers = {"cache-control": "no-store", **overridden(call)}
+                headers = {"cache-control": "no-store", **headers_of(call.overridden, ask.ignored)}
                 events = self.events(dialect, session, ask, call)
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
             return await self.complete(dialect, session, ask, call, request)
@@ -124,55 +129,102 @@ class RequestHandler:
             if not waiting.done():
                 return Response(status_code=CLIENT_CLOSED)
             answer = waiting.result()
-            return JSONResponse(dialect.write(ask, answer), headers=answer.headers)
+            headers = {"x-turnwise-version": str(answer.version), **headers_of(answer.overridden, answer.ignored)}
+            return JSONResponse(dialect.write(ask, answer, self.registry.seal), headers=headers)
         finally:
             disconnect.cancel()
             waiting.cancel()
             leave_session(session, call, for_good=False)
 
     async def events(self, dialect: ModuleType, session: Serves, ask: Ask, call: ServedCall) -> AsyncIterator[str]:
-        """The answer as events. It is recorded right before the event that completes it: a client that disconnects
-        earlier did not receive it."""
-        waiting = asyncio.ensure_future(in_session_loop(session, session.wait(call)))
+        """The answer as events, while it is sampled. It is recorded right before the event that completes it: a client
+        that disconnects earlier received only a part of it, and nothing more is sampled for it."""
+        stream: AnswerStream = dialect.stream(ask, call.head(session.model), self.registry.seal)
+        waiting: asyncio.Future[Any] | None = None
+        num_pieces = 0
         try:
-            while not (await asyncio.wait({waiting}, timeout=KEEP_ALIVE_SECONDS))[0]:
-                yield ": still here\n\n"
-            for text, completes in dialect.stream(ask, waiting.result()):
+            for text in stream.begin():
+                yield text
+            while True:
+                waiting = asyncio.ensure_future(in_session_loop(session, session.next_pieces(call, num_pieces)))
+                while not (await asyncio.wait({waiting}, timeout=KEEP_ALIVE_SECONDS))[0]:
+                    yield ": still here\n\n"
+                pieces: list[Piece] = waiting.result()
+                if not pieces:
+                    break
+                num_pieces += len(pieces)
+                for piece in pieces:
+                    for text in stream.more(piece.thinking, piece.content):
+                        yield text
+            waiting = asyncio.ensure_future(in_session_loop(session, session.wait(call)))
+            for text, completes in stream.end(await waiting):
                 if completes:
                     await in_session_loop(session, session.record(call))
                 yield text
         except Refusal as refusal:
             yield dialect.error_event(refusal)
         finally:
-            waiting.cancel()
+            if waiting is not None:
+                waiting.cancel()
             leave_session(session, call, for_good=True)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The tokens of a request in Anthropic's dialect."""
+        try:
+            session = self.session_of(request)
+            ask = messages.read_to_count(read_json(await self.body_of(request)), self.registry.seal)
+            tokens = await in_session_loop(session, session.count(ask))
+            return JSONResponse({"input_tokens": tokens}, headers=headers_of({}, ask.ignored))
+        except Refusal as refusal:
+            return refused(messages, refusal)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED)
+        except Exception:
+            log.exception("a request could not be served")
+            return refused(messages, Refusal(500, "the server failed; see its log", "internal"))
+
+    async def response(self, request: Request) -> Response:
+        """A stored response, or its deletion."""
+        try:
+            session, name = self.session_of(request), request.path_params["name"]
+            deletes = request.method == "DELETE"
+            stored = await in_session_loop(session, look_up(session, name, deletes=deletes))
+            if deletes:
+                return JSONResponse({"id": name, "object": "response", "deleted": True})
+            return JSONResponse(responses.write(stored.ask, stored.answer, self.registry.seal))
+        except Refusal as refusal:
+            return refused(responses, refusal)
 
     async def models(self, request: Request) -> Response:
         try:
-            listed = [entry_of(self.session_of(request).model)]
+            session = self.session_of(request)
         except Refusal as refusal:
             return refused(chat, refusal)
-        return JSONResponse({"object": "list", "data": listed, "has_more": False})
+        names = [session.model, *(name for name in session.aliases if name != ANY)]
+        return JSONResponse({"object": "list", "data": list(map(entry_of, names)), "has_more": False})
 
     async def model(self, request: Request) -> Response:
         try:
-            name, served = request.path_params["name"], self.session_of(request).model
-            if name != served:
-                raise Refusal(404, f"there is no model {shown(name)} here; there is {served!r}", "model_not_found")
+            name, session = request.path_params["name"], self.session_of(request)
+            if not is_served(name, session.model, session.aliases):
+                raise no_model(name, session.model)
         except Refusal as refusal:
             return refused(chat, refusal)
-        return JSONResponse(entry_of(served))
+        return JSONResponse(entry_of(name))
+
+
+async def look_up(session: Serves, name: str, *, deletes: bool) -> StoredResponse:
+    """A stored response of a session, which is removed if that is wanted."""
+    stored = session.stored.find(name)
+    if deletes:
+        session.stored.remove(name)
+    return stored
 
 
 def entry_of(model: str) -> dict[str, Any]:
     """A model in a form that fits the lists of both OpenAI and Anthropic."""
     openai_fields = {"id": model, "object": "model", "created": 0, "owned_by": "turnwise"}
     return {**openai_fields, "type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
-
-
-def overridden(call: ServedCall) -> dict[str, str]:
-    names = ", ".join(sorted(call.overridden))
-    return {"x-turnwise-overridden": names} if names else {}
 
 
 def delivery_of(request: Request, raw: bytes) -> Delivery:

@@ -12,9 +12,11 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from turnwise.serve.registry import Address, Registry, Serves
+from turnwise.serve.seal import ThinkingSeal
 
 OPEN_FILES = 65536
 """Limit on open files; every client in this process takes two."""
@@ -28,10 +30,21 @@ class Endpoint:
         address = endpoint.open(session)
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, largest_body: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        largest_body: int = 8 << 20,
+        aliases: Sequence[str] = (),
+        seal: ThinkingSeal | None = None,
+    ) -> None:
+        """`aliases`: other names of the model, for sessions of agents. `seal` signs thinking; one of this process if
+        there is none."""
         self.host = host
         self.port = port
-        self.registry = Registry(largest_body)
+        self.aliases = tuple(aliases)
+        self.registry = Registry(largest_body, seal)
         self.server: Any = None
         self.thread: threading.Thread | None = None
 

@@ -18,6 +18,10 @@ class ServedTurn:
     turn: Turn
     messages: Messages
     tools: tuple[ToolSpec, ...]
+    sent: Messages
+    """The messages of its prompt as the client sent them."""
+    told: Message
+    """The answer as the client read it: the one that it sends back."""
     continued: bool = False
     """Whether a request has continued it."""
 
@@ -39,7 +43,7 @@ class History:
 
     def add(self, served: ServedTurn) -> None:
         node = self.root
-        for message in (*served.messages, served.turn.said):
+        for message in (*served.sent, served.told):
             node = node.children.setdefault(comparison_key(message), ConversationNode())
         node.ended.append(served)
 
@@ -51,7 +55,7 @@ class History:
             if following is None:
                 break
             node = following
-            fit = [served for served in node.ended if message.thinking in ("", served.turn.said.thinking)]
+            fit = [served for served in node.ended if message.thinking in ("", served.told.thinking)]
             # Two samples of one prompt may be equal: prefer one that was not continued yet.
             longest = next((served for served in fit if not served.continued), fit[-1] if fit else longest)
         return longest

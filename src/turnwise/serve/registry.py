@@ -13,6 +13,9 @@ from typing import Protocol
 from turnwise.serve.call import ServedCall
 from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Refusal
+from turnwise.serve.seal import ThinkingSeal
+from turnwise.serve.stored import StoredResponses
+from turnwise.serve.streamed import Piece
 
 REMEMBERED = 4096
 """Keys of ended sessions that are kept, so that a client that uses one gets a clear error."""
@@ -23,8 +26,15 @@ class Serves(Protocol):
 
     loop: asyncio.AbstractEventLoop
     model: str
+    aliases: tuple[str, ...]
+    """Other names of the model; "*" for any."""
+    stored: StoredResponses
 
     async def open(self, ask: Ask, delivery: Delivery) -> ServedCall: ...
+
+    async def count(self, ask: Ask) -> int: ...
+
+    async def next_pieces(self, call: ServedCall, index: int) -> list[Piece]: ...
 
     async def wait(self, call: ServedCall) -> ServedAnswer: ...
 
@@ -52,7 +62,8 @@ class Address:
 class Registry:
     """Finds the session of a key."""
 
-    def __init__(self, largest_body: int) -> None:
+    def __init__(self, largest_body: int, seal: ThinkingSeal | None = None) -> None:
+        self.seal = ThinkingSeal() if seal is None else seal
         self.largest_body = largest_body
         """The largest request body, in bytes."""
         self.secret = secrets.token_bytes(32)

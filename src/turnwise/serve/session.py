@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import Sampling, shown
+from turnwise.engines.base import Sampling
 from turnwise.messages import ToolSpec
 from turnwise.rollout.limits import num_bytes, text_bytes
 from turnwise.rollout.render.off_loop import render_off_loop
@@ -19,6 +19,7 @@ from turnwise.serve.call import (
     ServedCall,
     answer_of,
     check_model,
+    cut_short,
     fewest_tokens,
     finished,
     generated,
@@ -30,6 +31,8 @@ from turnwise.serve.call import (
 from turnwise.serve.dialects.answer import ServedAnswer
 from turnwise.serve.dialects.ask import Ask, Delivery, Messages, Refusal, unfit
 from turnwise.serve.history import History, ServedTurn
+from turnwise.serve.stored import StoredResponse, StoredResponses
+from turnwise.serve.streamed import Piece
 from turnwise.tokens import extends
 from turnwise.types import Break, Status, StopReason, Turn
 
@@ -42,16 +45,18 @@ class Session:
     """Serves the model calls of one attempt. Everything here runs in the event loop of the run.
 
     A call becomes a turn when its answer is handed over, in that order. An answer that no client received had no effect
-    and is not recorded.
+    and is not recorded. One that a client received in part before it hung up is recorded up to there, as aborted.
     """
 
-    def __init__(self, attempt: Attempt, scene: Scene, model: str) -> None:
+    def __init__(self, attempt: Attempt, scene: Scene, model: str, aliases: Sequence[str] = ()) -> None:
         self.attempt = attempt
         self.engine = scene.engine
         self.renderer = scene.renderer
         self.sampling = scene.sampling
         self.limits = scene.limits
         self.model = model
+        self.aliases = tuple(aliases)
+        self.stored = StoredResponses()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.history = History()
@@ -73,7 +78,7 @@ class Session:
 
     async def open(self, ask: Ask, delivery: Delivery) -> ServedCall:
         """The call that serves a request: a new one, or for a retry the one that the first try started."""
-        check_model(ask, self.model)
+        check_model(ask, self.model, self.aliases)
         if self.over:
             raise Refusal(410, OVER, "session_over")
         async with self.opening:
@@ -86,6 +91,11 @@ class Session:
             if delivery.key:
                 self.by_key[delivery.key] = delivery.fingerprint, call
             return call
+
+    async def next_pieces(self, call: ServedCall, index: int) -> list[Piece]:
+        """The pieces of a streamed answer from a number on; none if there are no more."""
+        assert call.live is not None
+        return await call.live.after(index)
 
     async def wait(self, call: ServedCall) -> ServedAnswer:
         """The answer of a call. A client that hangs up does not end the call."""
@@ -105,15 +115,21 @@ class Session:
 
     async def record(self, call: ServedCall) -> None:
         """The answer is handed over: the call counts as a turn from now on."""
+        self.keep(call)
+
+    def keep(self, call: ServedCall) -> None:
         if self.over or call not in self.in_flight:
             return
         assert call.turn is not None
+        assert call.answer is not None
         self.in_flight.remove(call)
         self.recorded.append(call)
         self.refused = None
         self.ended_at[call.id] = self.now()
+        told = call.answer.said
         if call.ask.raw is None:
-            self.history.add(ServedTurn(call.turn, call.messages, call.ask.tools))
+            self.history.add(ServedTurn(call.turn, call.messages, call.ask.tools, call.sent, told))
+            self.stored.add(StoredResponse(call.ask, call.answer, call.sent[call.ask.instructions :], told))
 
     def leave(self, call: ServedCall, for_good: bool) -> None:
         """A client has its answer or hung up. One that began to receive the answer does not retry (`for_good`)."""
@@ -124,16 +140,20 @@ class Session:
             self.loop.call_later(PATIENCE, self.forget, call)
 
     def forget(self, call: ServedCall) -> None:
-        """Drop a call that no client waits for and that was not recorded."""
+        """End a call that no client waits for and that was not recorded. What a client has read of it may have had an
+        effect: that is recorded as a turn which was aborted."""
         if call.listeners > 0 or call not in self.in_flight:
             return
-        self.in_flight.remove(call)
         if call.work is not None:
             call.work.cancel()
         for calls in self.by_fingerprint.values():
             if call in calls:
                 calls.remove(call)
         self.by_key = {key: entry for key, entry in self.by_key.items() if entry[1] is not call}
+        if not self.over and cut_short(call, self.renderer, self.model):
+            self.keep(call)
+        else:
+            self.in_flight.remove(call)
 
     def end(self) -> None:
         """Serve nothing more, and cancel the calls in flight."""
@@ -174,7 +194,7 @@ class Session:
             self.refused = Status.too_many_turns
             raise Refusal(410, f"this attempt has had its {self.limits.max_turns} turns", "too_many_turns")
         self.room(fewest_tokens(self.renderer, ask))
-        messages, before, prompt = await self.read(ask)
+        messages, sent, before, prompt = await self.read(ask)
         if self.over:
             raise Refusal(410, OVER, "session_over")
         room = self.room(len(prompt.tokens))
@@ -184,7 +204,7 @@ class Session:
             sampling = replace(self.sampling, max_tokens=limit, stop=stop, grammar=ask.grammar)
         except ValueError as error:
             raise unfit(str(error), "invalid_value") from None
-        call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before)
+        call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before, sent)
         self.num_calls += 1
         if before is not None and not before.continued:
             before.continued = True
@@ -192,39 +212,41 @@ class Session:
             earlier.heard = messages[len(before.messages) + 1 :]
             earlier.seconds = self.now() - self.ended_at[earlier.id]
         self.in_flight.append(call)
-        call.work = asyncio.create_task(self.sample(call), name=f"{self.attempt.session}: request {call.number}")
-        call.work.add_done_callback(lambda work: work.cancelled() or work.exception())  # retrieved
+        call.start(self.sample(call), self.renderer, f"{self.attempt.session}: request {call.number}")
         return call
 
-    async def read(self, ask: Ask) -> tuple[Messages, ServedTurn | None, Prompt]:
-        """(messages of the prompt, the turn that the request continues, the prompt)."""
+    async def read(self, ask: Ask) -> tuple[Messages, Messages, ServedTurn | None, Prompt]:
+        """(messages of the prompt, the same as the client sent them, the turn that the request continues, the
+        prompt)."""
         if ask.raw is not None:
             self.check_size(num_bytes(ask.raw) if isinstance(ask.raw, str) else 0)
-            return (), None, await render_off_loop(self.raw_prompt, ask.raw)
-        messages = self.followed(ask)
+            return (), (), None, await render_off_loop(self.raw_prompt, ask.raw)
+        messages = sent = new = self.stored.followed(ask)
         before = self.history.find(messages)
-        new = messages
         if before is not None:
             new = messages[len(before.messages) + 1 :]
-            messages = (*before.messages, before.turn.said, *new)
+            messages, sent = (*before.messages, before.turn.said, *new), (*before.sent, before.told, *new)
         self.check_size(text_bytes(new, ask.tools))
-        return messages, before, await render_off_loop(prompt_after, self.renderer, ask, messages, before)
+        return messages, sent, before, await render_off_loop(prompt_after, self.renderer, ask, messages, before)
+
+    async def count(self, ask: Ask) -> int:
+        """The tokens of the prompt that a request would have. Nothing is sampled or recorded."""
+        check_model(ask, self.model, self.aliases)
+        if self.over:
+            raise Refusal(410, OVER, "session_over")
+        refused = self.refused
+        try:
+            async with self.opening:
+                _, _, _, prompt = await self.read(ask)
+        finally:
+            self.refused = refused  # a count ends no attempt
+        return len(prompt.tokens)
 
     def check_size(self, size: int) -> None:
         """Refuse a request that is too large to be tokenised."""
         if size > self.limits.observation_bytes:
             self.refused = Status.observation_too_large if self.recorded else Status.prompt_too_long
             raise too_large(size, self.limits.observation_bytes)
-
-    def followed(self, ask: Ask) -> Messages:
-        """The whole conversation, if the client names the answer it continues (`previous_response_id`)."""
-        if not ask.after:
-            return ask.messages
-        earlier = next((call for call in self.recorded if call.id == ask.after), None)
-        if earlier is None or earlier.turn is None or earlier.ask.raw is not None:
-            raise unfit(f"there is no response {shown(ask.after)} in this session", "previous_response_not_found")
-        instructions, new = ask.messages[: ask.instructions], ask.messages[ask.instructions :]
-        return (*instructions, *earlier.messages[earlier.ask.instructions :], earlier.turn.said, *new)
 
     def raw_prompt(self, raw: str | tuple[int, ...]) -> Prompt:
         """A prompt that the client wrote as text or tokens. Text that continues a turn keeps that turn's tokens."""
@@ -258,7 +280,8 @@ class Session:
             async with asyncio.timeout(self.limits.call_seconds):
                 completion = await generated(self.engine, call, self.attempt.session, self.attempt.noise(call.number))
             call.turn = finished(call, completion, self.renderer)
-            return answer_of(call, call.turn, self.renderer, self.model)
+            call.answer = answer_of(call, call.turn, self.renderer, self.model)
+            return call.answer
         except Refusal:
             if call in self.in_flight:  # it does not count against max_turns
                 self.in_flight.remove(call)

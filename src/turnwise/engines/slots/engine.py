@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from turnwise.engines.base import Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import Completion, EngineFailure, OnTokens, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guide
 from turnwise.engines.slots.model import Finished, SlotModel
@@ -23,7 +24,10 @@ Run = Callable[..., Any]
 
 
 class SlotEngine:
-    """`Engine` over a `SlotModel`. `run(function, *args)` is awaited to call the model: inline, or in a thread."""
+    """`StreamingEngine` over a `SlotModel`. `run(function, *args)` is awaited to call the model: inline, or in a
+    thread."""
+
+    streams = True
 
     def __init__(self, model: SlotModel, *, run: Run, shares_weights: bool) -> None:
         self.model = model
@@ -33,6 +37,8 @@ class SlotEngine:
         self.context = model.context
         self.arrivals: list[Request] = []
         self.departures: list[Request] = []
+        self.streamed: list[Request] = []
+        """Requests whose tokens are reported as they are sampled."""
         self.wake = asyncio.Event()
         self.lock = asyncio.Lock()  # held while the model computes or loads
         self.running = asyncio.Event()
@@ -49,7 +55,9 @@ class SlotEngine:
     async def open(self) -> None:
         return None
 
-    async def generate(self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int) -> Completion:
+    async def generate(
+        self, prompt: Tokens, sampling: Sampling, *, session: str, seed: int, on_tokens: OnTokens | None = None
+    ) -> Completion:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
@@ -60,7 +68,14 @@ class SlotEngine:
         self.arrivals.append(request)
         self.wake.set()
         try:
-            return await request.future
+            if on_tokens is None:
+                return await request.future
+            request.on_tokens = on_tokens
+            self.streamed.append(request)
+            try:
+                return await request.future
+            finally:
+                self.streamed.remove(request)
         except asyncio.CancelledError:
             self.departures.append(request)
             self.wake.set()
@@ -96,6 +111,7 @@ class SlotEngine:
                 except Exception as error:  # a failed step fails the calls in flight, not the run
                     self.fail(self.scheduler.drop_all(), error)
                     continue
+                self.report()
             self.answer(finished)
 
     async def wait_for_arrivals(self) -> None:
@@ -118,6 +134,18 @@ class SlotEngine:
         for request in self.arrivals:
             self.scheduler.submit(request)
         self.arrivals, self.departures = [], []
+
+    def report(self) -> None:
+        """Report new tokens of the requests that are streamed. A finished request has its last ones in its
+        completion."""
+        for request in self.streamed:
+            if request.on_tokens is not None and self.scheduler.is_running(request):
+                sampled = self.scheduler.state.sampled_after(request.slot, request.num_reported)
+                if len(sampled.tokens):
+                    if request.guide is not None:
+                        sampled = replace(sampled, allowed=request.guide.allowed_after(request.num_reported))
+                    request.num_reported += len(sampled.tokens)
+                    request.on_tokens(sampled)
 
     def answer(self, finished: list[Finished]) -> None:
         for request, outcome in finished:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnwise.engines.base import Completion, Sampling
+from turnwise.engines.base import Completion, OnTokens, Sampling
 from turnwise.engines.guidance import Guide
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
@@ -38,6 +38,11 @@ class Request:
     submitted_at: float = field(default_factory=time.perf_counter)
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    cached: int = 0
+    """Tokens of the prompt whose keys and values were there at the first admission."""
+    on_tokens: OnTokens | None = None
+    num_reported: int = 0
+    """Sampled tokens that `on_tokens` was called with."""
     recent_text: RecentText = field(init=False)
     """The end of the sampled text, where stop strings are looked for."""
 
@@ -58,4 +63,4 @@ class Request:
             array.flags.writeable = False
         timing = TurnTiming(admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at)
         allowed = None if self.guide is None else self.guide.allowed
-        return Completion(self.tokens, self.logprobs, self.versions, stop, timing, allowed)
+        return Completion(self.tokens, self.logprobs, self.versions, stop, timing, allowed, self.cached)

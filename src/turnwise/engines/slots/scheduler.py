@@ -128,6 +128,8 @@ class Scheduler:
                 self.radix.unpin(request.node)
                 assert self.running, "one request alone always fits: the engine refused a smaller cache"
                 return
+            if not request.admitted_at:
+                request.cached = sum(node.num_cached_tokens for node in request.node.path())
             self.radix.allocate_path(request.node)
             self.radix.num_allocated += smallest_row
             self.waiting.pop(0)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turnwise.engines.base import SampledPart
 from turnwise.engines.slots.request import Request
 from turnwise.engines.slots.sample import BatchSampling
 from turnwise.seeds import uniforms
@@ -58,6 +59,13 @@ class SlotState:
         request.tokens = self.tokens[slot, start:end].copy()
         request.logprobs = self.logprobs[slot, start:end].copy()
         request.versions = self.versions[slot, start:end].copy()
+
+    def sampled_after(self, slot: int, count: int) -> SampledPart:
+        """The tokens sampled in a slot, without the first `count`."""
+        part = slice(int(self.prompt_length[slot]) + count, int(self.length[slot]))
+        return SampledPart(
+            self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), self.versions[slot, part].copy()
+        )
 
     def noise(self, slots: SlotIds) -> torch.Tensor:
         """The noise of the next token of each slot."""

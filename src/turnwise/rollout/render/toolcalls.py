@@ -68,6 +68,9 @@ class Format:
     """The id that a template gets with a call."""
     help_text: str = ""
     """How to write a call, for a description of tools."""
+    openings: tuple[str, ...] = ("<", "[", "{", "`", "\u25c1", "\u273f", "functions.", "functools")
+    """Texts that may open a call, thinking or another part that is not content. What stands before the first of them is
+    content for certain, and is streamed to clients while the rest is sampled."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         """The message of a text, or a message with the text and its fault."""

@@ -43,7 +43,7 @@ class Driver:
             deadline.start()
             reply = await open_environment(running)
             deadline.end_call()
-            session = Session(running.attempt, scene, MODEL)
+            session = Session(running.attempt, scene, MODEL, self.endpoint.aliases)
             address = self.endpoint.open(session)
             acting = ActingAgent(running.environment, session, running.log, scene.limits)
             task, messages = running.attempt.task, reply.history or reply.messages

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from turnwise.messages import Message
 from turnwise.types import StopReason
 
-PIECES = re.compile(r"\s*\S+|\s+")
-
 
 @dataclass(frozen=True, slots=True)
-class ServedAnswer:
-    """An action on its way to a client.
+class AnswerHead:
+    """What is known of an answer before its first token.
 
     Example:
-        ServedAnswer("ab12", 1760000000, "policy", said=Message("assistant", "get amber"), text="get amber", ...)
+        AnswerHead("ab12", 1760000000, "policy", prompt_tokens=40)
     """
 
     id: str
     created: int
     """When it was made, in seconds since 1970."""
     model: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAnswer(AnswerHead):
+    """An action on its way to a client.
+
+    Example:
+        ServedAnswer("ab12", 1760000000, "policy", 40, said=Message("assistant", "get amber"), ...)
+    """
+
     said: Message
-    text: str
-    """The whole text of the action, with calls and thinking, without an end token or a stop string."""
+    """The answer as the client reads it, without a stop string."""
     stop: StopReason
     stopped_by: str
     """The stop string that ended it, if any."""
-    prompt_tokens: int
     num_tokens: int
     """A, the number of tokens of the action, including an end token."""
     pieces: tuple[str, ...]
@@ -43,12 +49,14 @@ class ServedAnswer:
     """The version of the weights that sampled the last token."""
     overridden: Mapping[str, Any]
     """Settings of the client that were overridden."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that nobody here knows."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the engine did not compute again."""
 
     @property
     def content(self) -> str:
-        """The visible text, up to the stop string."""
-        before, match, _ = self.said.content.partition(self.stopped_by) if self.stopped_by else ("", "", "")
-        return before if match else self.said.content
+        return self.said.content
 
     @property
     def calls(self) -> list[tuple[str, str, str]]:
@@ -59,17 +67,14 @@ class ServedAnswer:
     def note(self) -> dict[str, Any]:
         """Values that no dialect has a field for."""
         note: dict[str, Any] = {"version": self.version, "overridden": dict(self.overridden)}
+        note |= {"ignored": list(self.ignored)} if self.ignored else {}
         return note | ({"fault": self.said.fault} if self.said.fault else {})
 
-    @property
-    def headers(self) -> dict[str, str]:
-        names = ", ".join(sorted(self.overridden))
-        return {"x-turnwise-version": str(self.version), **({"x-turnwise-overridden": names} if names else {})}
 
-
-def in_pieces(text: str) -> list[str]:
-    """The pieces in which a text is streamed."""
-    return PIECES.findall(text)
+def headers_of(overridden: Mapping[str, Any], ignored: tuple[str, ...]) -> dict[str, str]:
+    """Headers that say which settings were overridden and which fields were ignored."""
+    headers = {"x-turnwise-overridden": ", ".join(sorted(overridden)), "x-turnwise-ignored": ", ".join(ignored)}
+    return {name: value for name, value in headers.items() if value}
 
 
 def event(data: Mapping[str, Any] | str, name: str = "") -> str:
@@ -80,3 +85,19 @@ def event(data: Mapping[str, Any] | str, name: str = "") -> str:
 
 Events = Iterator[tuple[str, bool]]
 """(an event, whether it completes the answer), in the order of sending."""
+
+
+class AnswerStream(Protocol):
+    """Writes an answer as events while it is sampled."""
+
+    def begin(self) -> Iterator[str]:
+        """The events before the first token."""
+        ...
+
+    def more(self, thinking: str, content: str) -> Iterator[str]:
+        """The events of a part of the text. Thinking comes before content."""
+        ...
+
+    def end(self, answer: ServedAnswer) -> Events:
+        """The events after the text: calls, and how the answer ended."""
+        ...

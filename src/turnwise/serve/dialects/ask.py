@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,15 @@ LONGEST_MESSAGE = 500
 
 
 class Refusal(Exception):
-    """A request that is not served: the status of the response, the reason in one line, and a code for programs."""
+    """A request that is not served: the status of the response, the reason in one line, a code for programs, and the
+    parameter that is at fault."""
 
-    def __init__(self, status: int, message: str, code: str = "") -> None:
+    def __init__(self, status: int, message: str, code: str = "", param: str | None = None) -> None:
         one_line = " ".join(message.split())
         super().__init__(one_line if len(one_line) <= LONGEST_MESSAGE else f"{one_line[:LONGEST_MESSAGE]}...")
         self.status = status
         self.code = code
+        self.param = param
 
 
 def unfit(message: str, code: str = "unsupported_value") -> Refusal:
@@ -61,6 +64,14 @@ class Ask:
     """How many of the first messages apply to this request only and are not part of the conversation."""
     grammar: Grammar | None = None
     """The form that the answer must have."""
+    results: tuple[tuple[str, Message], ...] = ()
+    """(id of a call, its result) for calls of the answer that `after` names."""
+    store: bool = False
+    """Whether the answer is kept, so that later requests can name it."""
+    packed_thinking: bool = False
+    """Whether the client wants thinking in an opaque field too, to send it back."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that nobody here knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +86,46 @@ class Delivery:
     """The client's name for the request, the same in every try."""
 
 
-class Fields:
-    """The fields of a JSON object, taken one by one. Fields that remain are refused. A null is an absent field."""
+LONGEST_NAME, MOST_NAMES = 60, 20
+"""Characters of a name, and names, in the note of what was ignored. Both are hostile input."""
+UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
+NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
-    def __init__(self, fields: Any, where: str = "") -> None:
+
+class Ignored:
+    """The names of ignored fields: without the numbers of messages, each once, few and short, and in characters that a
+    header may have."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.more = False
+        """Whether there were more than are kept."""
+
+    def add(self, path: str) -> None:
+        if len(self.names) < MOST_NAMES:
+            self.names[UNSAFE.sub("?", NUMBER.sub("", path[: 4 * LONGEST_NAME]))[:LONGEST_NAME]] = None
+        else:
+            self.more = True
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        return (*sorted(self.names), *(("...",) if self.more else ()))
+
+
+class Fields:
+    """The fields of a JSON object, taken one by one. Fields that remain are ignored and noted: clients and proxies add
+    their own. A null is an absent field."""
+
+    def __init__(self, fields: Any, where: str = "", ignored: Ignored | None = None) -> None:
         if not isinstance(fields, dict):
             raise unfit(f"{where or 'the body'} must be an object, got {kind_of(fields)}", "invalid_type")
         self.left = {name: value for name, value in fields.items() if value is not None}
         self.where = where
+        self.ignored = Ignored() if ignored is None else ignored
+
+    def under(self, value: Any, where: str) -> Fields:
+        """The fields of an object inside this one; what is ignored there is noted with the rest."""
+        return Fields(value, where, self.ignored)
 
     def named(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name
@@ -150,11 +193,10 @@ class Fields:
             if value not in (None, [], {}, *unless):
                 raise unfit(f"{self.named(name)} {why}", "unsupported_parameter")
 
-    def refuse_unknown(self) -> None:
-        if self.left:
-            name = min(self.left)
-            plain = name if name.isidentifier() and len(name) <= 60 else shown(name)
-            raise unfit(f"{self.named(plain)} is not a known parameter; remove it", "unknown_parameter")
+    def note_unknown(self) -> None:
+        """Note the fields that remain."""
+        for name in self.left:
+            self.ignored.add(self.named(name))
 
 
 def kind_of(value: Any) -> str:

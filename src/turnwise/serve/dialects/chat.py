@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from turnwise.engines.base import shown
 from turnwise.messages import Message
-from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
+from turnwise.serve.dialects.answer import AnswerHead, Events, ServedAnswer, event
 from turnwise.serve.dialects.ask import (
     ROLES,
     Ask,
@@ -20,6 +21,7 @@ from turnwise.serve.dialects.ask import (
     unfit,
 )
 from turnwise.serve.dialects.structured import openai_format
+from turnwise.serve.seal import ThinkingSeal
 from turnwise.types import StopReason
 
 HARMLESS = (
@@ -32,13 +34,29 @@ HARMLESS = (
     "user",
 )
 """Fields that do not change the sampling."""
-IGNORED_OF_MESSAGES = ("name", "annotations", "audio", "function_call", "refusal")
+EXTRAS = (
+    "allowed_token_ids",
+    "bad_words",
+    "chat_template_kwargs",
+    "ignore_eos",
+    "length_penalty",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "stop_token_ids",
+    "thinking_token_budget",
+    "use_beam_search",
+)
+"""Fields of vLLM's and other servers that change the distribution or the prompt."""
+NO_EFFECT = {"repetition_penalty": 1, "length_penalty": 1}
+"""The value with which an extra changes nothing, where that is not zero, false or empty."""
+IGNORED_OF_MESSAGES = ("name", "annotations", "audio", "cache_control", "function_call", "refusal")
 
 
-def read(body: Any) -> Ask:
+def read(body: Any, seal: ThinkingSeal) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
-    messages = messages_of(fields.items("messages"))
+    messages = messages_of(fields)
     tools = function_tools(fields.items("tools"), lambda entry: entry.table("function"))
     choice = fields.left.pop("tool_choice", None)
     limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
@@ -53,7 +71,7 @@ def read(body: Any) -> Ask:
     fields.refuse("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
     fields.refuse("modalities", unless=(["text"],))
     fields.ignore(*HARMLESS)
-    fields.refuse_unknown()
+    fields.note_unknown()
     return Ask(
         model,
         messages,
@@ -65,6 +83,7 @@ def read(body: Any) -> Ask:
         stream=stream,
         stream_usage=usage.flag("include_usage"),
         grammar=grammar,
+        ignored=fields.ignored.listed,
     )
 
 
@@ -80,6 +99,9 @@ def settings_of(fields: Fields) -> dict[str, Any]:
         "reasoning_effort": fields.text("reasoning_effort") or None,
         "verbosity": fields.text("verbosity") or None,
     }
+    for name in EXTRAS:
+        value = fields.left.pop(name, None)
+        settings[name] = None if not value or value == NO_EFFECT.get(name) else value
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -90,8 +112,9 @@ def call_settings_of(fields: Fields, choice: Any) -> dict[str, Any]:
     return settings | ({"parallel_tool_calls": False} if parallel is False else {})
 
 
-def messages_of(entries: list[Any]) -> Messages:
+def messages_of(request: Fields) -> Messages:
     """Messages in the order that a chat template needs: tool results in the order of their calls."""
+    entries = request.items("messages")
     if not entries:
         raise unfit("messages is missing or empty", "missing_required_parameter")
     messages: list[Message] = []
@@ -99,7 +122,7 @@ def messages_of(entries: list[Any]) -> Messages:
     results: list[tuple[str, Message]] = []
     for index, entry in enumerate(entries):
         where = f"messages.{index}"
-        fields = Fields(entry, where)
+        fields = request.under(entry, where)
         role = fields.text("role")
         if role not in ROLES:
             raise unfit(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", "invalid_value")
@@ -119,7 +142,7 @@ def messages_of(entries: list[Any]) -> Messages:
                 raise unfit(f"{where}: only the assistant calls tools and thinks", "invalid_value")
             messages.append(Message(ROLES[role], content, thinking, calls))
         fields.ignore(*IGNORED_OF_MESSAGES, "reasoning")
-        fields.refuse_unknown()
+        fields.note_unknown()
     return (*messages, *in_order(results, ids, f"messages.{len(entries) - 1}"))
 
 
@@ -141,12 +164,13 @@ def finish_of(answer: ServedAnswer) -> str:
     return "length" if answer.stop in (StopReason.length, StopReason.abort) else "stop"
 
 
-def usage_of(answer: ServedAnswer) -> dict[str, int]:
+def usage_of(answer: ServedAnswer) -> dict[str, Any]:
     sampled = answer.num_tokens
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": sampled,
         "total_tokens": answer.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
 
 
@@ -166,7 +190,7 @@ def calls_of(answer: ServedAnswer) -> list[dict[str, Any]]:
     ]
 
 
-def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer, seal: ThinkingSeal) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.said.thinking:
         message["reasoning_content"] = answer.said.thinking
@@ -182,31 +206,43 @@ def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
     return {**head(answer, "chat.completion"), "choices": [choice], "usage": usage_of(answer), "turnwise": answer.note}
 
 
-def head(answer: ServedAnswer, kind: str) -> dict[str, Any]:
+def head(answer: AnswerHead, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def stream(ask: Ask, answer: ServedAnswer) -> Events:
-    start = head(answer, "chat.completion.chunk")
+class ChatStream:
+    """Chunks of a chat completion."""
 
-    def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
-        return event({**start, "choices": [choice]})
+    def __init__(self, ask: Ask, opening: AnswerHead, seal: ThinkingSeal) -> None:
+        self.ask = ask
+        self.start = head(opening, "chat.completion.chunk")
 
-    yield chunk({"role": "assistant", "content": ""}), False
-    for piece in in_pieces(answer.said.thinking):
-        yield chunk({"reasoning_content": piece}), False
-    for piece in in_pieces(answer.content):
-        yield chunk({"content": piece}), False
-    for index, call in enumerate(calls_of(answer)):
-        yield chunk({"tool_calls": [{"index": index, **call}]}), False
-    if ask.logprobs:
-        yield chunk({}, logprobs=logprobs_of(answer)), False
-    choice = {"index": 0, "delta": {}, "finish_reason": finish_of(answer), "logprobs": None}
-    yield event({**start, "choices": [choice], "turnwise": answer.note}), True
-    if ask.stream_usage:
-        yield event({**start, "choices": [], "usage": usage_of(answer)}), False
-    yield event("[DONE]"), False
+    def chunk(self, delta: dict[str, Any], logprobs: Any = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": logprobs}
+        return event({**self.start, "choices": [choice]})
+
+    def begin(self) -> Iterator[str]:
+        yield self.chunk({"role": "assistant", "content": ""})
+
+    def more(self, thinking: str, content: str) -> Iterator[str]:
+        if thinking:
+            yield self.chunk({"reasoning_content": thinking})
+        if content:
+            yield self.chunk({"content": content})
+
+    def end(self, answer: ServedAnswer) -> Events:
+        for index, call in enumerate(calls_of(answer)):
+            yield self.chunk({"tool_calls": [{"index": index, **call}]}), False
+        if self.ask.logprobs:
+            yield self.chunk({}, logprobs_of(answer)), False
+        choice = {"index": 0, "delta": {}, "finish_reason": finish_of(answer), "logprobs": None}
+        yield event({**self.start, "choices": [choice], "turnwise": answer.note}), True
+        if self.ask.stream_usage:
+            yield event({**self.start, "choices": [], "usage": usage_of(answer)}), False
+        yield event("[DONE]"), False
+
+
+stream = ChatStream
 
 
 # ---------------------------------------------------------------- errors of all of OpenAI's dialects
@@ -216,7 +252,7 @@ KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 
 def error(refusal: Refusal) -> dict[str, Any]:
     kind = KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    return {"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code or None}}
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code or None}}
 
 
 def error_event(refusal: Refusal) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from turnwise.serve.dialects.answer import Events, ServedAnswer, event, in_pieces
+from turnwise.serve.dialects.answer import AnswerHead, Events, ServedAnswer, event
 from turnwise.serve.dialects.ask import Ask, Fields, checked_text, unfit
 from turnwise.serve.dialects.chat import HARMLESS, error, error_event, finish_of, settings_of, usage_of
 from turnwise.serve.dialects.structured import openai_format
+from turnwise.serve.seal import ThinkingSeal
 
 __all__ = ["error", "error_event", "read", "stream", "write"]
 
@@ -16,7 +18,7 @@ DEFAULT_TOKENS = 16
 """The default of max_tokens in OpenAI's interface."""
 
 
-def read(body: Any) -> Ask:
+def read(body: Any, seal: ThinkingSeal) -> Ask:
     fields = Fields(body)
     model = fields.required("model")
     raw = prompt_of(fields)
@@ -32,7 +34,7 @@ def read(body: Any) -> Ask:
     fields.refuse("suffix", unless=("",))
     fields.refuse("logit_bias")
     fields.ignore(*HARMLESS)
-    fields.refuse_unknown()
+    fields.note_unknown()
     return Ask(
         model,
         raw=raw,
@@ -43,6 +45,7 @@ def read(body: Any) -> Ask:
         stream=stream,
         stream_usage=usage.flag("include_usage"),
         grammar=grammar,
+        ignored=fields.ignored.listed,
     )
 
 
@@ -64,7 +67,7 @@ def logprobs_of(answer: ServedAnswer) -> dict[str, Any]:
     return {"tokens": list(answer.pieces), "token_logprobs": logprobs, "top_logprobs": None, "text_offset": starts}
 
 
-def head(answer: ServedAnswer) -> dict[str, Any]:
+def head(answer: AnswerHead) -> dict[str, Any]:
     return {
         "id": f"cmpl-{answer.id}",
         "object": "text_completion",
@@ -77,16 +80,30 @@ def choice_of(text: str, finish: str | None, logprobs: Any = None) -> list[dict[
     return [{"index": 0, "text": text, "finish_reason": finish, "logprobs": logprobs}]
 
 
-def write(ask: Ask, answer: ServedAnswer) -> dict[str, Any]:
+def write(ask: Ask, answer: ServedAnswer, seal: ThinkingSeal) -> dict[str, Any]:
     choices = choice_of(answer.content, finish_of(answer), logprobs_of(answer) if ask.logprobs else None)
     return {**head(answer), "choices": choices, "usage": usage_of(answer), "turnwise": answer.note}
 
 
-def stream(ask: Ask, answer: ServedAnswer) -> Events:
-    for piece in in_pieces(answer.content):
-        yield event({**head(answer), "choices": choice_of(piece, None)}), False
-    last = choice_of("", finish_of(answer), logprobs_of(answer) if ask.logprobs else None)
-    yield event({**head(answer), "choices": last, "turnwise": answer.note}), True
-    if ask.stream_usage:
-        yield event({**head(answer), "choices": [], "usage": usage_of(answer)}), False
-    yield event("[DONE]"), False
+class TextStream:
+    """Chunks of a text completion."""
+
+    def __init__(self, ask: Ask, opening: AnswerHead, seal: ThinkingSeal) -> None:
+        self.ask = ask
+        self.start = head(opening)
+
+    def begin(self) -> Iterator[str]:
+        return iter(())
+
+    def more(self, thinking: str, content: str) -> Iterator[str]:
+        yield event({**self.start, "choices": choice_of(content, None)})
+
+    def end(self, answer: ServedAnswer) -> Events:
+        last = choice_of("", finish_of(answer), logprobs_of(answer) if self.ask.logprobs else None)
+        yield event({**self.start, "choices": last, "turnwise": answer.note}), True
+        if self.ask.stream_usage:
+            yield event({**self.start, "choices": [], "usage": usage_of(answer)}), False
+        yield event("[DONE]"), False
+
+
+stream = TextStream

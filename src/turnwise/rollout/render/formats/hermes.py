@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.toolcalls import (
     CLOSE,
+    CLOSED,
     OPEN,
+    THINK,
     Fault,
     Format,
     call_of,
@@ -59,4 +61,4 @@ def write_hermes(message: Message) -> str:
     return "\n".join([message.content, *calls] if message.content else calls)
 
 
-HERMES = Format(read_hermes, write_hermes, offer_hermes)
+HERMES = Format(read_hermes, write_hermes, offer_hermes, openings=(OPEN, CLOSE, THINK, CLOSED))
