@@ -79,11 +79,14 @@ def parsed(text: str) -> Any:
 def listed(expected: str) -> list[tuple[str, Any]]:
     """Calls of .expect_tool_calls({ { name, arguments, id }, ... })."""
     found = []
-    for match in re.finditer(r"\{", expected):
-        inside = argument(expected, match.start())
-        given = literals(inside)
-        if "{" not in LITERAL.sub("", inside) and given:
+    inside = argument(expected, expected.index("{"))
+    position = inside.find("{")
+    while position >= 0:
+        item = argument(inside, position)
+        given = literals(item)
+        if given:
             found.append((given[0], parsed(given[1] if len(given) > 1 else "{}")))
+        position = inside.find("{", position + len(item) + 2)
     return found
 
 

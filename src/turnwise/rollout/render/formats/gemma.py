@@ -86,6 +86,7 @@ def settled(value: Any, schema: Any) -> Any:
 def read_fields(text: str, position: int, quote: str, deepest: int) -> tuple[dict[str, Any], int]:
     """The fields down to the closing brace; at the end of the text it may be missing."""
     fields: dict[str, Any] = {}
+    key: str
     while True:
         position = skip_space(text, position)
         if text.startswith("}", position):
