@@ -59,6 +59,6 @@ def test_it_runs_from_top_to_bottom(tmp_path, monkeypatch):
     )
     [(before, after)] = re.findall(r"held-out success before: (\d+)%, after: (\d+)%", printed)
     assert int(after) >= int(before) + 20
-    said_red = [int(share) for share in re.findall(r"said red (\d+)%", printed)]
-    assert said_red[-1] > said_red[0]
+    said_cherry = [int(share) for share in re.findall(r"said cherry (\d+)%", printed)]
+    assert said_cherry[-1] > said_cherry[0]
     assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
