@@ -75,7 +75,8 @@ def measured(seed: int, folder: Path) -> list[dict[str, Any]]:
 def shown(row: dict[str, Any]) -> str:
     return (
         f"seed {row['seed']}  {row['when']:6s}  {row['kind']:7s}"
-        f"  won {row['won']:.3f} [{row['low']:.3f}, {row['high']:.3f}] of {row['games']:.0f}  ended by an illegal move {row['illegal']:.3f}"
+        f"  won {row['won']:.3f} [{row['low']:.3f}, {row['high']:.3f}] of {row['games']:.0f}"
+        f"  ended by an illegal move {row['illegal']:.3f}"
         f"  won of the others {row['won_of_legal']:.3f} [{row['legal_low']:.3f}, {row['legal_high']:.3f}]"
     )
 

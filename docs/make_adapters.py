@@ -40,7 +40,7 @@ name = "textarena:GuessTheNumber-v0"
 
 | library | version tested | a name | tasks | pays | expert |
 |---|---|---|---|---|---|
-| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | at the end | one game; legal moves |
+| [textarena](#textarena) | 0.7.4 | `textarena:GuessTheNumber-v0` | seeds | once, at the end | legal moves |
 | [gymnasium](#gymnasium), minigrid | 1.4.0, 3.2.0 | `gymnasium:MiniGrid-Empty-5x5-v0` | seeds | every turn | paths |
 | [reasoning_gym](#reasoning_gym) | 0.1.25 | `reasoning_gym:chain_sum` | seeds | once | all |
 | [skyrl_gym](#skyrl_gym) | 0.4.0 | `skyrl_gym:gsm8k` | rows of `env.data` | every turn | gsm8k, gsm8k_multi_turn |
@@ -85,7 +85,7 @@ more.
 
 ## A trained example
 
-`turnwise train textarena-guess-tiny`: a tiny model learns textarena's GuessTheNumber, six guesses for
+`turnwise train recipes/textarena-guess-tiny.toml`: a tiny model learns textarena's GuessTheNumber, six guesses for
 thirty numbers. It imitates an expert whose every fourth guess is random, and then takes 40 steps of 24 x 8 attempts. On
 256 held-out tasks:
 
@@ -117,10 +117,10 @@ SHOWS = (
         "textarena",
         """Games for one player, and games for two (`env.settings.player` is the model's side). `env.settings.opponent`
 says who plays the other side: legal moves at random, a function of yours, a frozen copy of the model, or the
-policy itself, whose turns train on both sides: [self-play](../selfplay.md). The start-up check plays whole games of
-two players. Demonstrations are random legal moves, except in GuessTheNumber. The library's wrappers repeat the whole
-conversation every turn; the adapter shows only the new part, without an echo of the model's words. It adds missing
-brackets to an action, as the library does.""",
+policy itself, whose turns train on both sides: [self-play](../selfplay.md). The start-up check plays whole
+games of two players. Demonstrations are random legal moves, except in GuessTheNumber. The library's wrappers
+repeat the whole conversation every turn; the adapter shows only the new part, without an echo of the model's
+words. It adds missing brackets to an action, as the library does.""",
         "textarena:GuessTheNumber-v0",
     ),
     Show(
@@ -144,9 +144,9 @@ and few system calls: code in an answer is a wrong answer, and so is `9**9**9**9
     Show(
         "skyrl_gym",
         """SkyRL's environments, on rows from `env.data` in SkyRL's format (`prompt`, `reward_spec`, and the other
-fields that the environment reads) or in verl's (`prompt`, `reward_model`, `extra_info`). `env.settings.config` is
-SkyRL's `environment.skyrl_gym`. If the environment rewrites an action, later prompts show the rewritten action; the
-sampled tokens are trained.""",
+fields that the environment reads) or in verl's (`prompt`, `reward_model`, `extra_info`).
+`env.settings.config` is SkyRL's `environment.skyrl_gym`. If the environment rewrites an action, later prompts
+show the rewritten action; the sampled tokens are trained.""",
         "skyrl_gym:gsm8k_multi_turn",
         ("Three dozens are 36. #### 35", "#### 36"),
         {"max_turns": 3},

@@ -264,7 +264,6 @@ async def run_parts(
         lay_out = layout_of(recipe, model)
         plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
-        start_metrics = await metrics_at_start(weight_check, step)
         seats = await stack.enter_async_context(seated_engines(recipe, engine, plain, renderer, beginning))
         attempts = training_attempts(recipe, environments, engine, renderer, seats)
         sample: MakeGroup = lambda draw: attempts.group(draw.task, draw.epoch)
@@ -276,7 +275,7 @@ async def run_parts(
             evaluator=evaluator,
             environments=environments,
             tokenizer=tokenizer,
-            start_metrics=start_metrics,
+            start_metrics=await metrics_at_start(weight_check, step),
         )
 
 

@@ -32,11 +32,11 @@ class LeftOut(RuntimeError):
     game ended before this seat had a turn."""
 
 
-class Table:
+class GameTable:
     """One game and its seats.
 
     Example:
-        table = Table(make_game, num_seats=2)
+        table = GameTable(make_game, num_seats=2)
         seats = [Seat(table, 0), Seat(table, 1)]
     """
 
@@ -109,7 +109,7 @@ def joined(before: Reply, now: Reply) -> Reply:
 class Seat:
     """`Environment` of one side of a game. Waiting for the other side costs it no time."""
 
-    def __init__(self, table: Table, number: int) -> None:
+    def __init__(self, table: GameTable, number: int) -> None:
         self.table = table
         self.number = number
         self.deadline: Deadline | None = None
@@ -155,7 +155,7 @@ async def run_game(which: Attempt, maker: EnvironmentMaker, scenes: Sequence[Sce
     A game has one permit of the open environments, however many seats. A seat whose game was left by another one before
     the end has failed without a turn, so that no setting can count it."""
     async with maker.open_limit.permit():
-        table = Table(maker.make, len(scenes))
+        table = GameTable(maker.make, len(scenes))
         makers = [replace(maker, make=partial(Seat, table, number)) for number in range(len(scenes))]
         trajectories = await all_of(
             run_now(replace(which, seat=number), makers[number], scene, play_seat)

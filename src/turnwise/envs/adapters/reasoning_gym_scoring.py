@@ -55,8 +55,7 @@ DIE_WITH_PARENT, NO_NEW_PRIVILEGES = 1, 38
 
 def read_as_data(library: str = "reasoning_gym") -> None:
     """Make the scorers of this process read answers as data. Called once, before the first attempt."""
-    import sympy
-
+    sympy: Any = importlib.import_module("sympy")
     for name in EVALUATING:
         vars(importlib.import_module(f"{library}.{name}"))["eval"] = ast.literal_eval
     parse = careful(sympy.parse_expr)

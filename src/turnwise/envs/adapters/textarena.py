@@ -133,7 +133,7 @@ class TextArena(Registered):
         self.scripted = None if self.opponent == "random" or self.has_seats else function_of(self.opponent)
         for again in range(OPENINGS):
             self.start(seed)
-            self.seat = seed % self.players if self.player == "alternate" else self.player
+            self.seat = self.player if isinstance(self.player, int) else seed % self.players
             self.random = Random(f"{self.name}/{seed}/opponent/{again}")
             if self.comes_to_first_turn():
                 return self.answer()
@@ -170,7 +170,7 @@ class TextArena(Registered):
             raise ValueError(f"{self.name} is not for one player or two; choose another game")
         if not isinstance(game.state, (textarena.SinglePlayerState, textarena.TwoPlayerState)):
             raise ValueError(f"{self.name} is not for one player or two; choose another game")
-        if self.player != "alternate" and not 0 <= self.player < players:
+        if isinstance(self.player, int) and not 0 <= self.player < players:
             raise ValueError(
                 f"env.settings.player = {self.player}: {self.name} has {players} players; choose 0 to {players - 1}"
             )
