@@ -14,7 +14,6 @@ from turnwise.rollout.render.formats.registry import FORMATS
 from turnwise.rollout.render.skeleton import tested_strings
 from turnwise.rollout.render.toolcalls import CLOSE, CLOSED, OPEN, PYTHON_TAG, THINK, Format
 
-
 Tools = tuple[ToolSpec, ...]
 
 WORD, THOUGHT = "zebra", "quagga"
