@@ -222,6 +222,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def smaller(words: list[str]) -> list[str]:
     """A command of the docs, at the size of a test."""
+    if words[0] == "eval":
+        return [word if not word.isdigit() else "2" for word in words]
     if words[0] not in ("train", "sft") or "--resume" in words:
         return words
     if "--from" in words:
