@@ -86,12 +86,11 @@ def test_scores_are_those_of_transformers():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of two steps, with every checkpoint."""
-    return tw.train(
-        without_environment(optimizer={"learning_rate": RATE}),
-        environment=make_echo(),
-        out=tmp_path_factory.mktemp("learner") / "run",
-        show=False,
-    )
+    folder = tmp_path_factory.mktemp("learner")
+    recipe = without_environment(optimizer={"learning_rate": RATE})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNWISE_STATE", str(folder / "state"))
+        return tw.train(recipe, environment=make_echo(), out=folder / "run", show=False)
 
 
 def test_an_update_is_that_of_the_run_bit_for_bit(run, tmp_path):
