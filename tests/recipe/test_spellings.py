@@ -1,6 +1,7 @@
 """What people write who come from other libraries, and shorter ways to write a recipe."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from turnwise.learn.losses import LOSSES
 from turnwise.recipe.parse import apply_override, load_recipe, parse_recipe, section_at
 from turnwise.recipe.spellings import KEYS, VALUES
 
-NAMES = {"credit": ESTIMATORS, "filter": FILTERS, "loss": LOSSES, "weighting": WEIGHTINGS}
+NAMES: dict[str, Any] = {"credit": ESTIMATORS, "filter": FILTERS, "loss": LOSSES, "weighting": WEIGHTINGS}
 
 
 def read(*overrides, **tree):
