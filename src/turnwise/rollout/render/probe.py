@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.pretrained import ChatTokenizer
-from turnwise.rollout.render.control import GuardedText
+from turnwise.rollout.render.control import ControlTokens, GuardedText
 from turnwise.rollout.render.formats.coerce import specs_of
 from turnwise.rollout.render.formats.registry import FORMATS
 from turnwise.rollout.render.skeleton import tested_strings
 from turnwise.rollout.render.toolcalls import CLOSE, CLOSED, OPEN, PYTHON_TAG, THINK, Format
-
-if TYPE_CHECKING:
-    from turnwise.rollout.render.template import Template
 
 Tools = tuple[ToolSpec, ...]
 
@@ -57,10 +54,36 @@ class WrittenMessage:
     exact: bool
 
 
+class ProbedTemplate(Protocol):
+    """What probing needs of a template."""
+
+    source: str
+    tokenizer: ChatTokenizer
+    control: ControlTokens
+    format: Format | None
+    form: Form
+    no_tools: list[Any] | None
+
+    @property
+    def thinking(self) -> tuple[str, str]: ...
+
+    def try_render(
+        self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
+    ) -> str | None: ...
+
+    def try_to_write(
+        self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
+    ) -> GuardedText | None: ...
+
+    def ends(self) -> list[int]: ...
+
+    def closings(self) -> list[int]: ...
+
+
 # ---------------------------------------------------------------- content, thinking, tools
 
 
-def find_content(template: Template) -> Form:
+def find_content(template: ProbedTemplate) -> Form:
     """The form in which the text of a message is rendered. A template that refuses both raises its error later."""
     if template.try_render((QUESTION,), form=Form()) is None:
         template.no_tools = []  # some take None for a list
@@ -75,7 +98,7 @@ def find_content(template: Template) -> Form:
     )
 
 
-def find_thinking(template: Template) -> Form:
+def find_thinking(template: ProbedTemplate) -> Form:
     """The form with all fields from which the template renders thinking, in an answer or before a call."""
     fields = []
     for field in (name for name in ("reasoning_content", "thinking", "reasoning") if name in template.source):
@@ -86,7 +109,7 @@ def find_thinking(template: Template) -> Form:
     return replace(template.form, thinking=tuple(fields))
 
 
-def find_offers(template: Template) -> bool:
+def find_offers(template: ProbedTemplate) -> bool:
     """Whether the template describes tools and asks for calls in the format of `rollout.tools`."""
     if template.format is not None and template.form.calls == "content":
         return False
@@ -97,7 +120,7 @@ def find_offers(template: Template) -> bool:
 # ---------------------------------------------------------------- calls and results
 
 
-def choose(template: Template) -> str:
+def choose(template: ProbedTemplate) -> str:
     """The format whose reader understands the template's own calls; hermes where the template writes no calls, since
     its calls can be content and its description of tools a system message."""
     for call in (RICH_CALL, CALL):
@@ -108,17 +131,17 @@ def choose(template: Template) -> str:
     return "hermes"
 
 
-def written_in(template: Template, how: Format, call: Message) -> Form | None:
+def written_in(template: ProbedTemplate, how: Format, call: Message) -> Form | None:
     """The form in which a rendered call reads as the same call."""
     return first_form(template, how, lambda form: written(template, call, how, form) is not None)
 
 
-def readable_in(template: Template, how: Format, call: Message) -> Form | None:
+def readable_in(template: ProbedTemplate, how: Format, call: Message) -> Form | None:
     """The form in which the same call is found somewhere in the text after the question."""
     return first_form(template, how, lambda form: reads_somewhere(template, call, how, form))
 
 
-def first_form(template: Template, how: Format, works: Callable[[Form], bool]) -> Form | None:
+def first_form(template: ProbedTemplate, how: Format, works: Callable[[Form], bool]) -> Form | None:
     """The first form of calls that works, rendered as a format needs it."""
     before, template.format = template.format, how
     try:
@@ -128,7 +151,7 @@ def first_form(template: Template, how: Format, works: Callable[[Form], bool]) -
         template.format = before
 
 
-def find_calls(template: Template, name: str, how: Format) -> Form:
+def find_calls(template: ProbedTemplate, name: str, how: Format) -> Form:
     """The form in which rendered calls read as the same calls; if there is none, calls go into the content."""
     in_content = replace(template.form, calls="content")
     if (form := written_in(template, how, CALL)) is not None:
@@ -147,7 +170,7 @@ def find_calls(template: Template, name: str, how: Format) -> Form:
     raise ValueError(f'this chat template does not write calls as rollout.tools = "{name}"; set it to {hint}')
 
 
-def find_results(template: Template, name: str) -> Form:
+def find_results(template: ProbedTemplate, name: str) -> Form:
     """The form in which the result of a call is shown."""
     heard = Message("tool", THOUGHT)
     for results in ("tool", "user"):
@@ -168,7 +191,7 @@ def same(read: Message, message: Message) -> bool:
     ]
 
 
-def written(template: Template, message: Message, how: Format, form: Form) -> WrittenMessage | None:
+def written(template: ProbedTemplate, message: Message, how: Format, form: Form) -> WrittenMessage | None:
     """The text that the template writes for a last message of the assistant; None if it does not read as the same
     message."""
     old = template.try_render((QUESTION,))
@@ -192,7 +215,7 @@ def starts(prompt: str, how: Format) -> list[str]:
     return [prompt] if cut < prompt.rfind(WORD) else [prompt, prompt[:cut], prompt[:cut].rstrip()]
 
 
-def last_reading(template: Template, rest: GuardedText, message: Message, how: Format) -> int | None:
+def last_reading(template: ProbedTemplate, rest: GuardedText, message: Message, how: Format) -> int | None:
     """The last place where the text so far reads as the message: closing marks of a call belong to it."""
     places = [position for position, _ in reversed(added_tokens(template.tokenizer, rest.guarded))]
     ends = [place for place in places if rest.guarded.startswith(tuple(how.ends), place)] if how.ends else []
@@ -215,7 +238,7 @@ def same_message(how: Format, text: str, message: Message) -> bool:
 
 
 def token_after(
-    template: Template, rest: GuardedText, position: int, message: Message, how: Format, form: Form
+    template: ProbedTemplate, rest: GuardedText, position: int, message: Message, how: Format, form: Form
 ) -> int | None:
     """The added token right after a message; if nothing follows, the one that the template writes before a result.
     A mark that the reader takes for a part of the message ends nothing."""
@@ -232,7 +255,7 @@ def token_after(
     return (leading_token(template.tokenizer, more[len(whole) :].lstrip()) or [None])[0]
 
 
-def reads_somewhere(template: Template, message: Message, how: Format, form: Form) -> bool:
+def reads_somewhere(template: ProbedTemplate, message: Message, how: Format, form: Form) -> bool:
     """Whether the calls of a rendered message are found in the text after the question, whatever stands around them:
     some templates write white space that a prompt does not have."""
     rendered = template.try_render((QUESTION, message), opening=False, form=form)
@@ -242,7 +265,7 @@ def reads_somewhere(template: Template, message: Message, how: Format, form: For
     return same(how.parse(text, specs_of(message.calls)), message)
 
 
-def end_of_call(template: Template, how: Format, form: Form) -> int | None:
+def end_of_call(template: ProbedTemplate, how: Format, form: Form) -> int | None:
     """The token after a call in the last message, if there is one."""
     found = written(template, CALL, how, form)
     return None if found is None else found.token
@@ -251,7 +274,7 @@ def end_of_call(template: Template, how: Format, form: Form) -> int | None:
 # ---------------------------------------------------------------- control tokens
 
 
-def find_spared(template: Template) -> frozenset[str]:
+def find_spared(template: ProbedTemplate) -> frozenset[str]:
     """Control tokens of thinking and calls, and those that the template looks for in an answer. Control tokens that the
     template writes around plain messages are not among them: inside a message they are text."""
     tokenizer, find, render = template.tokenizer, template.control.find, template.try_render
