@@ -54,14 +54,11 @@ class WrittenMessage:
     exact: bool
 
 
-# ---------------------------------------------------------------- content, thinking, tools
-
-
 class ProbedTemplate(Protocol):
-    """A template while it finds out about itself."""
+    """What probing needs of a template."""
 
-    tokenizer: ChatTokenizer
     source: str
+    tokenizer: ChatTokenizer
     control: ControlTokens
     format: Format | None
     form: Form
@@ -70,10 +67,6 @@ class ProbedTemplate(Protocol):
     @property
     def thinking(self) -> tuple[str, str]: ...
 
-    def ends(self) -> list[int]: ...
-
-    def closings(self) -> list[int]: ...
-
     def try_render(
         self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
     ) -> str | None: ...
@@ -81,6 +74,13 @@ class ProbedTemplate(Protocol):
     def try_to_write(
         self, messages: Sequence[Message], tools: Tools = (), *, opening: bool = True, form: Form | None = None
     ) -> GuardedText | None: ...
+
+    def ends(self) -> list[int]: ...
+
+    def closings(self) -> list[int]: ...
+
+
+# ---------------------------------------------------------------- content, thinking, tools
 
 
 def find_content(template: ProbedTemplate) -> Form:
