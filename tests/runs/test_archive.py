@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.making import lines_run, make_turn
-from turnwise.messages import Message, ToolCall
+from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.runs.archive import Record, archived_steps, cut_back, prune, read_step, to_table, write_step
 from turnwise.tokens import pack_tokens
 from turnwise.types import Break, Group, Status, StopReason, Task, Trajectory, Turn, TurnTiming, turns_of
@@ -78,7 +78,12 @@ def turn_lists(draw, min_size):
 def attempts(draw, counts):
     status = draw(st.sampled_from([status for status in Status if status.counts == counts]))
     return Trajectory(
-        draw(turn_lists(int(counts))), status, draw(number), draw(st.dictionaries(text, st.floats(), max_size=3))
+        draw(turn_lists(int(counts))),
+        status,
+        draw(number),
+        draw(st.dictionaries(text, st.floats(), max_size=3)),
+        opening=tuple(draw(st.lists(message, max_size=2))),
+        tools=draw(st.sampled_from([(), (ToolSpec("get", "é\ud800", {"type": "object"}), ToolSpec("stop"))])),
     )
 
 
@@ -230,7 +235,8 @@ def test_calls_are_json_in_the_table(tmp_path):
 
 
 def test_an_archive_from_before_breaks_and_calls_can_be_read(tmp_path):
-    """Its turns have neither a cause nor messages with calls; a broken prefix is then one of unknown cause."""
+    """Its turns have neither a cause nor messages with calls; a broken prefix is then one of unknown cause. Nor are the
+    messages of the first prompt known."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -244,6 +250,7 @@ def test_an_archive_from_before_breaks_and_calls_can_be_read(tmp_path):
         for row in table["turns"]
     ]
     old = table.set_column(table.column_names.index("turns"), "turns", pa.array(rows, old_type(table["turns"].type)))
+    old = old.drop_columns(["opening", "tools"])
     pq.write_table(old.replace_schema_metadata(table.schema.metadata), path)
     assert same(read_step(path), records)
     assert [turn.broke for turn in turns_of([read_step(path)[0].group])] == ["none", "none", "unknown"]

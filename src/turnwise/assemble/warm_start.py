@@ -184,8 +184,9 @@ def transcribed_attempts(
     if notes.ignored:
         listed = ", ".join(f"{name} ({count})" for name, count in notes.ignored.most_common(12))
         lines.append(f"{source}: fields that are not read, with the number of times: {listed}")
-    for line in lines if screen is not None else ():
-        screen.say(line)
+    if screen is not None:
+        for line in lines:
+            screen.say(line)
 
     async def make_group(draw: Draw) -> Group:
         return recorded.group(draw.task)

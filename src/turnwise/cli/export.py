@@ -38,13 +38,13 @@ def add_export_command(commands: Any) -> None:
 
 def export_command(chosen: argparse.Namespace) -> int:
     from turnwise.cli.terminal import open_screen
-    from turnwise.inspect.export import ExportChoice, check_output, chosen_steps, export
+    from turnwise.inspect.export import ChosenAttempts, check_output, chosen_steps, export
     from turnwise.runs.recorded_archive import RecordedArchive
 
     out, screen = Path(chosen.out), open_screen()
     check_output(out, chosen.format)
     first, last = steps_of(chosen.steps)
-    choice = ExportChoice(first, last, chosen.best, chosen.min_reward, chosen.kept)
+    choice = ChosenAttempts(first, last, chosen.best, chosen.min_reward, chosen.kept)
     source = RecordedArchive.open(chosen.run)
     screen.begin("export", len(chosen_steps(source, choice).steps))
     try:

@@ -23,7 +23,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class ExportChoice:
+class ChosenAttempts:
     """Which attempts of a run are written: those that count, of all steps, unless it says otherwise."""
 
     first_step: int | None = None
@@ -66,7 +66,7 @@ def check_output(out: Path, format: str) -> None:
 
 
 def attempts_of(
-    source: RecordedArchive, choice: ExportChoice, show: Callable[[int], None]
+    source: RecordedArchive, choice: ChosenAttempts, show: Callable[[int], None]
 ) -> Iterator[tuple[str, Task, Trajectory]]:
     """(name, task, attempt) of those that are chosen; `show` hears of each step that was read."""
     if choice.best is not None or choice.min_reward is not None:
@@ -89,7 +89,7 @@ def attempts_of(
         show(done)
 
 
-def chosen_steps(source: RecordedArchive, choice: ExportChoice) -> RecordedArchive:
+def chosen_steps(source: RecordedArchive, choice: ChosenAttempts) -> RecordedArchive:
     """The archive with the chosen steps only."""
     first = source.steps[0] if choice.first_step is None else choice.first_step
     last = source.steps[-1] if choice.last_step is None else choice.last_step
@@ -106,7 +106,7 @@ def export(
     source: RecordedArchive,
     out: Path,
     format: str,
-    choice: ExportChoice,
+    choice: ChosenAttempts,
     *,
     tokens: bool = False,
     show: Callable[[int], None] = lambda done: None,

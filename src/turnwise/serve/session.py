@@ -302,7 +302,7 @@ class Session:
         if reward:
             self.recorded[-1].reward += reward
 
-    def opening(self) -> tuple[Messages, tuple[ToolSpec, ...]]:
+    def first_shown(self) -> tuple[Messages, tuple[ToolSpec, ...]]:
         """The messages and the tools of the first recorded turn."""
         return (self.recorded[0].messages, self.recorded[0].ask.tools) if self.recorded else ((), ())
 

@@ -54,7 +54,7 @@ class Driver:
                 self.endpoint.end(address.key)
                 session.end()
                 running.log.turns.extend(session.turns())
-                running.log.opening, running.log.tools = session.opening()
+                running.log.opening, running.log.tools = session.first_shown()
 
     async def run_agent(self, context: AgentContext, acting: ActingAgent, deadline: Deadline) -> Status:
         """Run the agent until it returns, raises, or cannot go on."""
