@@ -1,6 +1,8 @@
 """Fields of requests: unknown ones are noted, stored responses are found, thinking is signed, names are aliases."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -112,17 +114,17 @@ def test_a_response_that_was_not_to_be_stored_is_not():
 
 
 def test_stored_responses_are_bounded():
+    engine = says("hello", render=hermes())
+
     async def answered():
-        session = make_session(says("hello", render=hermes()))
+        session = make_session(engine)
         call = await session.open(Ask("policy", (Message("user", "go"),), store=True), Delivery(b"x"))
         answer = await session.hand_over(call)
         session.end()
         return call, answer
 
-    call, answer = run(answered())
+    call, answer = run(answered(), 100)
     few = StoredResponses(most=2, most_bytes=10_000)
-    from dataclasses import replace
-
     for name in "abc":
         few.add(StoredResponse(call.ask, replace(answer, id=name), (), answer.said))
     assert list(few.by_id) == ["b", "c"]
@@ -205,8 +207,6 @@ def test_a_thread_of_messages_is_refused_in_the_words_that_end_it():
 
 def test_models_have_aliases():
     async def client(address, session, endpoint):
-        import asyncio
-
         session.aliases = ("gpt-4o",)
         found = [await asyncio.to_thread(post, address, CHAT, chat_body(model=name)) for name in ("gpt-4o", "other")]
         listed = await asyncio.to_thread(ask, address, "GET", "/v1/models")

@@ -13,6 +13,7 @@ from support.acting import Parrot, byte_tokenizer, run, says, slot_engine, until
 from turnwise.engines.base import Sampling
 from turnwise.messages import Message
 from turnwise.rollout.render.renderer import Renderer
+from turnwise.serve.dialects.ask import Ask, Delivery
 from turnwise.serve.endpoint import Endpoint
 from turnwise.serve.public import Public
 from turnwise.serve.streamed import StreamedText
@@ -322,10 +323,10 @@ def test_an_engine_without_streams_gives_the_answer_whole():
 
 
 def test_a_retry_joins_a_stream_from_its_first_piece():
-    async def work():
-        session = make_session(says("one two", render=hermes()))
-        from turnwise.serve.dialects.ask import Ask, Delivery
+    engine = says("one two", render=hermes())
 
+    async def work():
+        session = make_session(engine)
         ask = Ask("policy", (Message("user", "go"),), stream=True)
         call = await session.open(ask, Delivery(b"x", 0))
         again = await session.open(ask, Delivery(b"x", 1))
@@ -335,4 +336,4 @@ def test_a_retry_joins_a_stream_from_its_first_piece():
         session.end()
         return texts
 
-    assert run(work()) == ["one two", "one two"]
+    assert run(work(), 100) == ["one two", "one two"]

@@ -130,10 +130,10 @@ def longest_token(renderer: Renderer) -> int:
 async def generated(engine: Engine, call: ServedCall, session: str, seed: int) -> Completion:
     """The engine's completion. A ValueError of the engine means that the request is invalid."""
     try:
-        given = {"session": session, "seed": seed}
+        prompt, sampling = call.prompt.tokens, call.sampling
         if call.live is not None and can_stream(engine):
-            return await engine.generate(call.prompt.tokens, call.sampling, on_tokens=call.live.hear, **given)
-        return await engine.generate(call.prompt.tokens, call.sampling, **given)
+            return await engine.generate(prompt, sampling, session=session, seed=seed, on_tokens=call.live.hear)
+        return await engine.generate(prompt, sampling, session=session, seed=seed)
     except ValueError as error:
         raise unfit(" ".join(str(error).split()), "invalid_value") from None
 

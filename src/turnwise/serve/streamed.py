@@ -215,9 +215,13 @@ class LiveAnswer:
         told = Message(
             "assistant", "".join(piece.content for piece, _ in pieces), "".join(piece.thinking for piece, _ in pieces)
         )
-        tokens, logprobs, versions = (
-            np.concatenate([getattr(part, name) for part in self.sampled])[:count] if self.sampled else np.zeros(0)
-            for name in ("tokens", "logprobs", "versions")
-        )
+        nothing_yet = SampledPart(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
+        parts = [nothing_yet, *self.sampled]
         masks = [part.allowed for part in self.sampled if part.allowed is not None]
-        return SampledPart(tokens, logprobs, versions, join_allowed(masks, count) if masks else None), told
+        taken = SampledPart(
+            np.concatenate([part.tokens for part in parts])[:count],
+            np.concatenate([part.logprobs for part in parts])[:count],
+            np.concatenate([part.versions for part in parts])[:count],
+            join_allowed(masks, count) if masks else None,
+        )
+        return taken, told

@@ -22,7 +22,8 @@ messages = [{"role": "user", "content": QUESTION}]
 for kind in (follow, follow, answer):
     found, raw = client.create_with_completion(model=MODEL, messages=messages, response_model=kind, max_retries=0)
     message = raw.choices[0].message
-    messages.append(message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
+    calls = [call.model_dump() for call in message.tool_calls]
+    messages.append({"role": "assistant", "content": message.content, "tool_calls": calls})
     if kind is follow:
         [call] = message.tool_calls
         messages.append({"role": "tool", "tool_call_id": call.id, "content": lookup(found.name)})
