@@ -5,7 +5,7 @@ import json
 import pickle
 import re
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 import pytest
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 
-from serve.serving import chat_body, hermes, post, served
+from serve.serving import chat_body, hermes, post
+from serve.serving import served as served_within
 from support.guiding import guided_engine
 from turnwise.engines.grammar import ANY_OBJECT, Grammar, GrammarKind
 from turnwise.serve.dialects import chat, completions, messages, responses
@@ -42,6 +44,10 @@ ASKED = {
         {"model": "policy", "prompt": "go", "max_tokens": 99, "response_format": DEEPER},
     ),
 }
+
+
+served = partial(served_within, call_seconds=90.0, attempt_seconds=90.0)
+"""With time for a real model on a busy machine."""
 
 
 def text_in(answer):
@@ -125,7 +131,7 @@ def test_a_format_with_tools_is_reported_and_not_enforced():
     assert (ask.grammar, ask.settings["output_config.format"]) == (None, "json_schema")
     assert messages.read(body).settings == {"effort": "low"}
 
-    form = chat_body(response_format=DEEPER, tools=TOOLS)
+    form = chat_body(response_format=DEEPER, tools=TOOLS, max_tokens=4)
     (status, answer, headers), session = served(lambda at: post(at, "/v1/chat/completions", form), guided_engine())
     assert status == 200
     assert headers["x-turnwise-overridden"] == "response_format"

@@ -76,6 +76,7 @@ def checked_turns(folder):
     return [turn for record in records for attempt in record.group.trajectories for turn in attempt.turns]
 
 
+@pytest.mark.slow
 def test_a_run_under_a_schema_trains_exactly_and_verifies(tmp_path, capsys):
     train(micro_recipe(tmp_path, *GUIDED))
     turns = checked_turns(RunFolder.open(tmp_path / "run"))
