@@ -253,8 +253,8 @@ async def record(recipe: Any, path: Path, count: int) -> None:
     from turnwise.assemble.model import limits
     from turnwise.assemble.run import open_environments
     from turnwise.learn.tiny import build_tokenizer
+    from turnwise.rollout.concurrently import all_of
     from turnwise.rollout.demonstrate import Demonstrator
-    from turnwise.rollout.group import all_of
     from turnwise.rollout.render.renderer import Renderer
 
     spell = Renderer(build_tokenizer([]), tools=recipe.rollout.tools)

@@ -30,8 +30,8 @@ from turnwise.envs.search.env import Search
 from turnwise.learn.policy import load_tokenizer
 from turnwise.plan.pack import pack
 from turnwise.plan.tree import tree
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.demonstrate import Demonstrator
-from turnwise.rollout.group import all_of
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.types import Task, Trajectory

@@ -21,7 +21,8 @@ from turnwise.evaluation.evaluator import Evaluator
 from turnwise.recipe.environment import BatchingConfig
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
-from turnwise.rollout.group import AttemptMaker, all_of
+from turnwise.rollout.concurrently import all_of
+from turnwise.rollout.group import AttemptMaker
 from turnwise.schedule.tasks import Draw
 from turnwise.testing import clock
 from turnwise.types import Status, Task

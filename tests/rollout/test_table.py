@@ -6,6 +6,7 @@ from support.acting import limits, renderer, run, says, user
 from turnwise.engines.base import Sampling
 from turnwise.envs.base import Reply
 from turnwise.rollout.group import AttemptMaker
+from turnwise.rollout.open_limit import with_open_limit
 from turnwise.rollout.table import ABANDONED
 from turnwise.testing.clock import run as virtual_run
 from turnwise.types import Status, Task
@@ -157,7 +158,7 @@ def test_one_permit_is_one_game():
     """With a permit for each seat, the first seats of many games would wait for each other for ever."""
     games = [Count() for _ in range(8)]
     players = Players(games, attempts=8)
-    maker = players.attempt_maker.environments["count"]
+    maker = with_open_limit(players.attempt_maker.environments["count"])
     maker.open_limit.limit = 2
     assert len(players.group().trajectories) == 16
     assert [game.closed for game in games] == [1] * 8

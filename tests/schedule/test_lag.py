@@ -12,7 +12,7 @@ from turnwise.assemble import objective as choices
 from turnwise.assemble.run import settings_of
 from turnwise.plan.pack import pack
 from turnwise.recipe.parse import parse_recipe
-from turnwise.rollout.group import all_of
+from turnwise.rollout.concurrently import all_of
 from turnwise.schedule.tasks import TaskOrder
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time

@@ -15,7 +15,7 @@ from support.odd import LEFT_BEHIND, TASK, Odd
 from support.paths import TESTS
 from turnwise.envs.isolation.isolated import ProcessFailure, fork_server_of, isolate
 from turnwise.messages import Message, ToolCall
-from turnwise.rollout.group import all_of
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.scene import Attempt
 from turnwise.types import Status, Task
 

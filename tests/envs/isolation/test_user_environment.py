@@ -10,7 +10,7 @@ from turnwise.envs.capabilities import can_demonstrate
 from turnwise.envs.isolation.user_environment import isolated_class
 from turnwise.recipe.arguments import check_arguments
 from turnwise.recipe.parse import parse_recipe
-from turnwise.rollout.group import all_of
+from turnwise.rollout.concurrently import all_of
 from turnwise.types import Status
 
 KIND = isolated_class("support.wild:Wild", Wild, 256)
