@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -169,7 +169,9 @@ def parser_class(class_name: str, format_name: str | None) -> type:
 class Stub(ModuleType):
     """A module that has everything."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,8 +85,6 @@ def test_values_of_another_width_than_keys_keep_it(width):
     query, key, value = (
         torch.randn(1, 2, plan.num_tokens, size, generator=random, dtype=torch.float64) for size in (4, 4, width)
     )
-    module = torch.nn.Module()
-    module.layer_idx = 0
-    found, _ = attention_forward(module, query, key, value, None, attend=attend)
+    found, _ = attention_forward(SimpleNamespace(layer_idx=0), query, key, value, None, attend=attend)
     assert seen == {"widths": {max(4, width)}, "scaling": 0.5}
     torch.testing.assert_close(found, masked_attention(plan, query, key, value, 0.5), rtol=1e-12, atol=1e-12)

@@ -319,7 +319,8 @@ def test_a_sink_is_a_key_without_a_value(plan, heads, seed):
     states, pull = states_of(plan, heads, seed=seed)
     sinks = some_sinks(heads, seed)
     attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens))
-    out = attend(0, *states, None, sinks)
+    query, key, value = states
+    out = attend(0, query, key, value, None, sinks)
     found = out.detach(), *torch.autograd.grad(out, [*states, sinks], pull)
     for one, other in zip(found, with_a_sink_key(plan, states, sinks, pull), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -334,11 +335,14 @@ def test_sinks_of_stretches_add_up():
     attends = [BlockAttention(blocks_of(plan.parent, plan.exit, *edge), edge[0], relay) for edge in edges]
     with torch.no_grad():
         for attend, (start, end) in zip(attends, edges, strict=True):
-            attend(0, *(x[:, :, start:end] for x in states), None, sinks)
+            query, key, value = (x[:, :, start:end] for x in states)
+            attend(0, query, key, value, None, sinks)
     gradients = [torch.zeros_like(x) for x in (*states, sinks)]
     for attend, (start, end) in reversed(list(zip(attends, edges, strict=True))):
         own = [x[:, :, start:end].detach().requires_grad_() for x in states]
-        *parts, of_sinks = torch.autograd.grad(attend(0, *own, None, sinks), [*own, sinks], pull[:, start:end])
+        query, key, value = own
+        out = attend(0, query, key, value, None, sinks)
+        *parts, of_sinks = torch.autograd.grad(out, [*own, sinks], pull[:, start:end])
         for total, part in zip(gradients, parts, strict=False):
             total[:, :, start:end] = part
         gradients[-1] += of_sinks
@@ -367,7 +371,8 @@ def through_a_window(plan, states, pull, window):
 def test_windows_in_blocks_are_windows_on_paths(plan, heads, window, seed):
     states, pull = states_of(plan, heads, seed=seed)
     attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
-    out = attend(0, *states, None, window=window)
+    query, key, value = states
+    out = attend(0, query, key, value, None, window=window)
     found = out.detach(), *torch.autograd.grad(out, states, pull)
     for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -379,7 +384,8 @@ def test_windows_on_long_chains(window):
     plan = tree([make_turn(range(1500), range(40)), make_turn([*range(900), 1], range(600)), make_turn([5], range(3))])
     states, pull = states_of(plan, (2, 1))
     attend = BlockAttention(blocks_of(plan.parent, plan.exit, 0, plan.num_tokens), depth=plan.depth)
-    out = attend(0, *states, None, window=window)
+    query, key, value = states
+    out = attend(0, query, key, value, None, window=window)
     found = out.detach(), *torch.autograd.grad(out, states, pull)
     for one, other in zip(found, through_a_window(plan, states, pull, window), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

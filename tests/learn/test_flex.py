@@ -189,7 +189,7 @@ def test_windows_in_one_kernel_are_those_of_blocks(window):
 def test_tiles_beyond_a_window_are_left_out():
     plan = random_tree(5, prefix=1024)
     masks = [block_mask(plan.exit, "cpu", plan.depth, window) for window in (None, 100)]
-    everything, near = (int((mask.kv_num_blocks + mask.full_kv_num_blocks).sum()) for mask in masks)
+    everything, near = (int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) for mask in masks)
     assert near < everything / 2
     visible = masks[1].mask_mod
     theirs = create_block_mask(visible, 1, 1, plan.num_tokens, plan.num_tokens, device="cpu", BLOCK_SIZE=TILE)

@@ -29,7 +29,7 @@ class Spy(ScriptedEngine):
         super().__init__(lambda *_: text, lambda said: render.encode(said).tolist(), end_token=2, **settings)
         self.asked = []
 
-    async def generate(self, prompt, sampling, *, session, seed):
+    async def generate(self, prompt, sampling, *, session, seed, on_tokens=None):
         self.asked.append((prompt.tolist(), sampling, session, seed))
         return await super().generate(prompt, sampling, session=session, seed=seed)
 
@@ -589,7 +589,7 @@ class Broken(Spy):
         self.error = error
         self.working_turns = working_turns
 
-    async def generate(self, prompt, sampling, *, session, seed):
+    async def generate(self, prompt, sampling, *, session, seed, on_tokens=None):
         if len(self.asked) < self.working_turns:
             return await super().generate(prompt, sampling, session=session, seed=seed)
         if self.error is None:
@@ -615,7 +615,7 @@ def test_an_engine_that_fails_or_hangs(error, status):
 
 def test_an_action_without_tokens_is_a_turn():
     class Silent(Spy):
-        async def generate(self, prompt, sampling, *, session, seed):
+        async def generate(self, prompt, sampling, *, session, seed, on_tokens=None):
             empty = np.zeros(0, np.int32)
             self.asked.append((prompt.tolist(), sampling, session, seed))
             return Completion(empty, np.zeros(0, np.float32), empty, StopReason.abort)

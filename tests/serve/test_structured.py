@@ -13,6 +13,9 @@ from turnwise.engines.grammar import ANY_OBJECT, Grammar, GrammarKind
 from turnwise.serve.dialects import chat, completions, messages, responses
 from turnwise.serve.dialects.ask import Refusal
 from turnwise.serve.public import sampling_of
+from turnwise.serve.seal import ThinkingSeal
+
+SEAL = ThinkingSeal()
 
 SCHEMA = {
     "type": "object",
@@ -119,17 +122,17 @@ def test_an_answer_that_looks_like_a_call_is_text():
 
 
 def test_a_format_with_tools_is_reported_and_not_enforced():
-    ask = chat.read(chat_body(response_format=DEEPER, tools=TOOLS))
+    ask = chat.read(chat_body(response_format=DEEPER, tools=TOOLS), SEAL)
     assert (ask.grammar, ask.settings["response_format"]) == (None, "json_schema")
-    forbidden = chat.read(chat_body(response_format=DEEPER, tools=TOOLS, tool_choice="none"))
+    forbidden = chat.read(chat_body(response_format=DEEPER, tools=TOOLS, tool_choice="none"), SEAL)
     assert forbidden.grammar == Grammar.of_schema(SCHEMA)
     flat_tools = [{"type": "function", **TOOL}]
-    ask = responses.read({"model": "policy", "input": "go", "text": {"format": FLAT}, "tools": flat_tools})
+    ask = responses.read({"model": "policy", "input": "go", "text": {"format": FLAT}, "tools": flat_tools}, SEAL)
     assert (ask.grammar, ask.settings["text.format"]) == (None, "json_schema")
     body = {"model": "policy", "max_tokens": 9, "messages": GO, "output_config": {"format": FLAT, "effort": "low"}}
-    ask = messages.read({**body, "tools": [{"name": "get", "input_schema": {"type": "object"}, "strict": True}]})
+    ask = messages.read({**body, "tools": [{"name": "get", "input_schema": {"type": "object"}, "strict": True}]}, SEAL)
     assert (ask.grammar, ask.settings["output_config.format"]) == (None, "json_schema")
-    assert messages.read(body).settings == {"effort": "low"}
+    assert messages.read(body, SEAL).settings == {"effort": "low"}
 
     form = chat_body(response_format=DEEPER, tools=TOOLS, max_tokens=4)
     (status, answer, headers), session = served(lambda at: post(at, "/v1/chat/completions", form), guided_engine())
@@ -141,11 +144,11 @@ def test_a_format_with_tools_is_reported_and_not_enforced():
 
 def test_formats_without_effect_and_those_of_any_object():
     for form in ({"type": "text"}, {}):
-        assert chat.read(chat_body(response_format=form)).grammar is None
-    assert chat.read(chat_body(response_format={"type": "json_object"})).grammar == ANY_OBJECT
+        assert chat.read(chat_body(response_format=form), SEAL).grammar is None
+    assert chat.read(chat_body(response_format={"type": "json_object"}), SEAL).grammar == ANY_OBJECT
     body = {"model": "policy", "prompt": "go", "structured_outputs": {"json_object": True}}
-    assert completions.read(body).grammar == ANY_OBJECT
-    ask = chat.read(chat_body(guided_regex="a+", guided_decoding_backend="xgrammar"))
+    assert completions.read(body, SEAL).grammar == ANY_OBJECT
+    ask = chat.read(chat_body(guided_regex="a+", guided_decoding_backend="xgrammar"), SEAL)
     assert ask.grammar == Grammar(GrammarKind.regex, "a+")
     assert sampling_of(ask, 50).grammar == ask.grammar
 
@@ -170,7 +173,7 @@ def test_formats_without_effect_and_those_of_any_object():
 )
 def test_a_form_that_cannot_be_read_is_refused_in_one_line(extra, text):
     with pytest.raises(Refusal, match=re.escape(text)) as refusal:
-        chat.read(chat_body(**extra))
+        chat.read(chat_body(**extra), SEAL)
     assert refusal.value.status == 400
     assert "\n" not in str(refusal.value)
 

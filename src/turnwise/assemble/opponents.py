@@ -66,6 +66,6 @@ def frozen_model(
         frozen, tokenizer = load(folder)
         if tokenizer.get_vocab() != renderer.tokenizer.get_vocab():
             raise ValueError(f'env.settings.opponent = "{opponent}" has another vocabulary than the policy')
-    frozen = frozen.to(model.device)
+    frozen = frozen.to(str(model.device))
     policy_of(recipe, frozen)  # which makes it ready for an engine
     return frozen

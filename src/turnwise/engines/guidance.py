@@ -190,7 +190,9 @@ class Guide:
         """What each token after the first `count` was drawn from."""
         used, places = np.unique(np.array(self.places[count:], np.int32), return_inverse=True)
         all_bits = list(self.seen)
-        return Allowed(places, tuple(self.guidance.compress(all_bits[index]) for index in used.tolist()))
+        return Allowed(
+            places.astype(np.int32), tuple(self.guidance.compress(all_bits[index]) for index in used.tolist())
+        )
 
 
 def follow(guidance: Guidance, grammar: Grammar, tokens: Sequence[int]) -> Allowed:

@@ -252,7 +252,8 @@ def token_after(
     more = template.try_render((QUESTION, message, *results), form=form) if results else None
     if position < len(rest.text) or not whole or not more or not more.startswith(whole):
         return None
-    return (leading_token(template.tokenizer, more[len(whole) :].lstrip()) or [None])[0]
+    before_result = leading_token(template.tokenizer, more[len(whole) :].lstrip())
+    return before_result[0] if before_result else None
 
 
 def reads_somewhere(template: ProbedTemplate, message: Message, how: Format, form: Form) -> bool:

@@ -302,7 +302,7 @@ class Shouts:
 
 def test_a_parser_of_ones_own(monkeypatch):
     module = ModuleType("shouting")
-    module.Shouts, module.nothing, module.needs = Shouts, object(), Format
+    vars(module).update(Shouts=Shouts, nothing=object(), needs=Format)
     monkeypatch.setitem(sys.modules, "shouting", module)
     how = find_format("shouting:Shouts")
     assert how.tags == {"<call>"}
