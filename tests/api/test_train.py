@@ -197,6 +197,7 @@ async def coroutine(step):
         ({"resume": "nowhere"}, "nowhere is not the folder of a run"),
         ({"resume": "nowhere", "out": "x"}, "remove the recipe and out"),
         ({"recipe": tw.Recipe(), "trust": True}, "trust goes with resume"),
+        ({"recipe": tw.Recipe(), "changes": ["steps=3"]}, "changes go with resume"),
         ({"recipe": tw.Recipe(), "on_step": coroutine}, "use await turnwise.train_async"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,13 +35,15 @@ def train(
     environment: GivenEnvironment | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    changes: Sequence[str] = (),
     on_step: OnStep | None = None,
     on_evaluation: OnEvaluation | None = None,
     on_checkpoint: OnCheckpoint | None = None,
     trust: bool = False,
     show: bool = True,
 ) -> RunRecord:
-    """Train a recipe, or go on with the run in a folder (`resume`): the run, with all that it recorded.
+    """Train a recipe, or go on with the run in a folder (`resume`): the run, with all that it recorded. `changes` are
+    keys that may change on a resume, as on the command line: ["steps=100"].
 
     `environment` is a class, a function that makes one environment, a name, or a mapping from datasets to these.
     Callbacks are called in this thread, after what they hear of is recorded, and the run waits for them. One that
@@ -51,7 +53,7 @@ def train(
     for name, callback in (("on_step", on_step), ("on_evaluation", on_evaluation), ("on_checkpoint", on_checkpoint)):
         if inspect.iscoroutinefunction(callback):
             raise ValueError(f"{name} is a coroutine function; use await turnwise.train_async(...) for it")
-    job = job_of(recipe, environment, out, resume, trust, show)
+    job = job_of(recipe, environment, out, resume, changes, trust, show)
     background, callbacks = job.begin(on_step, on_evaluation, on_checkpoint)
     try:
         background.attend()
@@ -66,6 +68,7 @@ async def train_async(
     environment: GivenEnvironment | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    changes: Sequence[str] = (),
     on_step: OnStep | None = None,
     on_evaluation: OnEvaluation | None = None,
     on_checkpoint: OnCheckpoint | None = None,
@@ -74,7 +77,7 @@ async def train_async(
 ) -> RunRecord:
     """`train` for a running event loop, which goes on meanwhile. Callbacks may be coroutine functions and are called in
     that loop. Cancelling it ends the run at once, as its last checkpoint left it."""
-    job = job_of(recipe, environment, out, resume, trust, show)
+    job = job_of(recipe, environment, out, resume, changes, trust, show)
     background, callbacks = job.begin(on_step, on_evaluation, on_checkpoint)
     await background.attend_in_loop()
     return job.result(callbacks)
@@ -121,6 +124,7 @@ def job_of(
     environment: GivenEnvironment | None,
     out: str | Path | None,
     resume: str | Path | None,
+    changes: Sequence[str],
     trust: bool,
     show: bool,
 ) -> TrainingJob:
@@ -133,12 +137,14 @@ def job_of(
             raise ValueError("resume takes recipe and folder from the run; remove the recipe and out")
         folder = RunFolder.open(resume)
         _, live = with_environment(folder.read_config(), environment)
-        ready = partial(resuming, folder.path, screen, trust=trust_of(trust))
+        ready = partial(resuming, folder.path, screen, overrides=changes, trust=trust_of(trust))
         return TrainingJob(folder.path, live, ready)
     if recipe is None:
         raise ValueError("give a recipe, for instance turnwise.Recipe(steps=10), or a run with resume=...")
     if trust:
         raise ValueError("trust goes with resume: a recipe that you give is yours; remove it")
+    if changes:
+        raise ValueError("changes go with resume; change the recipe with recipe.change(...)")
     tree = tree_of(recipe)
     found = named(tree if out is None else tree.change(out=str(out)), environment)
     return TrainingJob(Path(found.recipe.out), found.live, partial(training, found.recipe, screen))
