@@ -8,6 +8,7 @@ import torch
 from support.making import VOCABULARY, distance, gradients, logprobs_of, make_model, make_turns
 from turnwise.learn.attention import NAME
 from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
+from turnwise.learn.tiny import build_tokenizer
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
@@ -283,6 +284,7 @@ def recipe_of(**settings):
 
 
 def test_a_recipe_says_how_its_policy_computes():
+    from turnwise.assemble.checks import check_model
     from turnwise.assemble.learner import policy_of
 
     plain = policy_of(recipe_of(), make_model())
@@ -291,9 +293,12 @@ def test_a_recipe_says_how_its_policy_computes():
     policy = policy_of(recipe_of(model={"gradient_checkpointing": True}, rollout=rollout), make_model())
     assert len(policy.recomputed) >= 2
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    policy_of(recipe_of(rollout=rollout), make_model("qwen2", **window))
-    with pytest.raises(ValueError, match=r"set rollout\.max_trajectory_tokens to 64 or less$"):
-        policy_of(recipe_of(), make_model("qwen2", **window))
+    policy_of(recipe_of(), make_model("qwen2", **window))  # which computes windows; the slot engine does not
+    tokenizer = build_tokenizer(["go"])
+    check_model(recipe_of(rollout=rollout), make_model("qwen2", **window), tokenizer)
+    with pytest.raises(ValueError, match=r"set rollout\.max_trajectory_tokens to 64 or less, or engine.name = "):
+        check_model(recipe_of(), make_model("qwen2", **window), tokenizer)
+    check_model(recipe_of(engine={"name": "vllm"}), make_model("qwen2", **window), tokenizer)
 
 
 def test_a_gpu_needs_a_pass_as_long_as_a_turn():
@@ -301,7 +306,7 @@ def test_a_gpu_needs_a_pass_as_long_as_a_turn():
 
     from turnwise.assemble.learner import policy_of
 
-    elsewhere = SimpleNamespace(device=torch.device("cuda"))
+    elsewhere = SimpleNamespace(device=torch.device("cuda"), parameters=lambda: iter([torch.zeros(1)]))
     with pytest.raises(
         ValueError, match=r"^max_tokens_per_microbatch = 100 cannot hold a turn .* = 4608, and only a CPU"
     ):

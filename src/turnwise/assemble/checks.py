@@ -6,13 +6,16 @@ from __future__ import annotations
 import importlib.util
 
 from turnwise.assemble import objective
+from turnwise.assemble.engines import context_of
 from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
 from turnwise.assemble.learner import device_of, policy_of
 from turnwise.assemble.opponents import check_opponents
 from turnwise.data.catalogue import model_folder
 from turnwise.data.hub import PREFIX, HubName, Say
 from turnwise.data.named_models import named_models, with_commits
+from turnwise.engines.slots.model import check_window
 from turnwise.envs.capabilities import can_demonstrate
+from turnwise.learn.model_checks import windows
 from turnwise.learn.policy import load_tokenizer
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
@@ -139,6 +142,9 @@ def check_tasks(recipe: Recipe, environments: Environments) -> None:
 def check_model(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> None:
     """Refuse a model that would not be computed exactly, and teachers that do not fit it, before it is trained."""
     policy = policy_of(recipe, model)
+    if recipe.engine.name == "slots":
+        for window, _ in windows(model.config.get_text_config()):
+            check_window(window, context_of(recipe))
     check_vocabularies(recipe, tokenizer)
     top_k, most = recipe.distill.top_k, len(policy.output)
     if recipe.distill.coefficient and top_k > most:

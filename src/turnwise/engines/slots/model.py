@@ -68,12 +68,7 @@ class SlotModel:
         self.device = next(model.parameters()).device.type
         with torch.inference_mode(), self.autocast():
             self.layout = read_kv_layout(model, dtype, self.device)
-            if self.layout.window < context:
-                raise ValueError(
-                    f"{type(model).__name__} has layers that see {self.layout.window} tokens, and the slot engine "
-                    f"computes no windows; set rollout.max_trajectory_tokens to {self.layout.window} or less, or "
-                    'engine.name = "vllm"'
-                )
+            check_window(self.layout.window, context)
             # In bfloat16 the module decides what is computed in which dtype.
             self.fused = try_fuse(model, context) if dtype == torch.float32 else None
             self.head = head_of(model, dtype)
@@ -248,6 +243,15 @@ class SlotModel:
             failed.append(self.fail(self.scheduler.running[slot], "the model's logits are not numbers"))
         self.scheduler.forget()
         return failed
+
+
+def check_window(window: float, context: int) -> None:
+    """Refuse a model with layers that see less than a context."""
+    if window < context:
+        raise ValueError(
+            f"this model has layers that see {window} tokens, and the slot engine computes no windows; set "
+            f'rollout.max_trajectory_tokens to {window} or less, or engine.name = "vllm"'
+        )
 
 
 def cache_tokens(cache: int, context: int, token_bytes: int) -> int:
