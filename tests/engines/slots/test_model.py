@@ -307,6 +307,6 @@ def test_a_window_shorter_than_the_context_is_refused():
 
     SlotModel(model(), slots=2, context=8, end_tokens=[], decode=str, dtype=torch.float32)
     with pytest.raises(
-        ValueError, match="this model has layers that see 8 tokens, and the slot engine computes no windows"
+        ValueError, match="has layers that see 8 tokens, and the slot engine computes no windows"
     ):
         SlotModel(model(), slots=2, context=9, end_tokens=[], decode=str, dtype=torch.float32)
