@@ -102,5 +102,5 @@ def test_an_environment_is_asked_like_its_class():
 
 def test_the_table_names_every_protocol():
     protocols = [name for name, value in vars(capabilities).items() if getattr(value, "_is_runtime_protocol", False)]
-    assert len(protocols) == 10
+    assert len(protocols) == 12
     assert [name for name in protocols if f" {name} " not in (capabilities.__doc__ or "")] == []

@@ -26,10 +26,11 @@ def given_tasks(train: str, heldout: str, split: str, label: str, kind: Any) -> 
     """The tasks of a split for a class of environments: of the table for it, or, where only one for training is given,
     the fifth of its tasks whose ids say so are held out. In a small table that may be none or all; then a fifth of it,
     at least one task, is held out by the order of the ids' digests."""
-    tasks = list(tasks_in(heldout if split == "heldout" and heldout else train, label, kind))
+    found = tasks_in(heldout if split == "heldout" and heldout else train, label, kind)
     if heldout:
-        yield from tasks
+        yield from found
         return
+    tasks = list(found)
     held = {task.id for task in tasks if is_heldout(task.id)}
     if not held or len(held) == len(tasks):
         if len(tasks) < 2:
