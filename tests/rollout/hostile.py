@@ -304,6 +304,38 @@ def bad_raised(random):
     )()
 
 
+def bad_seats(random):
+    fine = Reply(user("on"))
+    bad = random.choice(
+        [
+            lambda: random.choice([None, 3, "seat", user("on"), SimpleNamespace(seats=()), [fine]]),
+            lambda: garbage(random),
+            lambda: Reply(seats=(fine, fine)),
+            lambda: object.__new__(Reply),
+            lambda: liar(Reply, seats=(), messages=()),
+        ]
+    )
+    return random.choice(
+        [
+            lambda: random.choice([None, 3, "seat", True, fine, {"seat": fine}, object(), itertools.count()]),
+            lambda: [bad()],
+            lambda: [fine, bad()],
+            lambda: half_way(fine),
+            lambda: hostile(random, list, "__iter__"),
+        ]
+    )()
+
+
+def bad_seat_number(random):
+    return random.choice(
+        [
+            lambda: random.choice([None, -1, 1, 2**70, True, False, 0.0, "0", np.int64(0), (), object()]),
+            lambda: liar(int),
+            lambda: hostile(random, object, "__index__"),
+        ]
+    )()
+
+
 BAD = {
     "messages": lambda random: bad_messages(random) if random.random() < 0.9 else None,
     "reward": bad_number,
@@ -314,6 +346,8 @@ BAD = {
     "stop": bad_stop,
     "tools": bad_tools,
     "raised": bad_raised,
+    "seats": bad_seats,
+    "moves_next": bad_seat_number,
 }
 
 
