@@ -239,7 +239,7 @@ def test_sft_learns_from_conversations_in_a_file(tmp_path: Path, capsys: pytest.
     assert main(["sft", recipe, f"out={tmp_path / 'm'}", f"sft={{data='{data}', updates=3, batch=2}}"]) == 0
     data.write_text(line + '\n{"messages": [{"role": "user"}]}\n')
     printed = mistake(capsys, "sft", recipe, f"out={tmp_path / 'n'}", f"sft={{data='{data}', updates=3, batch=2}}")
-    assert "line 2" in printed
+    assert "data.jsonl, row 2: " in printed
     printed = mistake(capsys, "sft", recipe, f"out={tmp_path / 'n'}", f"sft={{data='{data}', updates=3, noise=0.1}}")
     assert "noise and demonstrations apply" in printed
 

@@ -52,6 +52,7 @@ def test_only_imported_files_count_and_an_unreadable_file_is_no_error(modules):
 def test_our_own_modules_are_followed_and_counted_as_a_whole():
     assert "numpy" in code_of(["turnwise.types"])
     assert not any(name.startswith("turnwise") for name in code_of(["turnwise.types"]))
+    assert "torch" not in code_of(["turnwise.types"])  # which the package imports for type checkers only
     assert {"types.py", "learn/policy.py", "envs/hops.py"} <= code_of_ours().keys()
 
 

@@ -84,12 +84,12 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 def imports_of(path: Path, module: str, *, is_package: bool) -> Iterator[str]:
-    """Names that may be modules which a source imports."""
+    """Names that may be modules which a source imports, except for type checkers only."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
+    for node in nodes_that_run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -101,3 +101,15 @@ def imports_of(path: Path, module: str, *, is_package: bool) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def nodes_that_run(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a source, without those that only a type checker reads."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
