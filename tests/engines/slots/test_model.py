@@ -306,7 +306,5 @@ def test_a_window_shorter_than_the_context_is_refused():
         return served(make_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1))
 
     SlotModel(model(), slots=2, context=8, end_tokens=[], decode=str, dtype=torch.float32)
-    with pytest.raises(
-        ValueError, match="has layers that see 8 tokens, and the slot engine computes no windows"
-    ):
+    with pytest.raises(ValueError, match="has layers that see 8 tokens, and the slot engine computes no windows"):
         SlotModel(model(), slots=2, context=9, end_tokens=[], decode=str, dtype=torch.float32)

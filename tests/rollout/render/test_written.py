@@ -1,5 +1,6 @@
 """The tokens that a transcript trains are those that the template writes, in all templates that trl ships."""
 
+import copy
 import runpy
 from contextlib import suppress
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ TRIMS += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
 def with_template(source):
-    tokenizer = byte_tokenizer()
+    tokenizer = copy.deepcopy(byte_tokenizer())  # which other tests share
     tokenizer.chat_template = source
     return Renderer(tokenizer)
 
