@@ -13,7 +13,9 @@ from turnwise.rollout.render.renderer import Renderer
 
 LITERAL = re.compile(r'R"([^()\s]*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "'": "'"}
-TESTER = re.compile(r'peg_tester\s*\(\s*"([^"]+)"')
+COMMENT = re.compile(r"//[^\n]*")
+TESTER = re.compile(r'peg_tester\s*\(\s*(?:"([^"]+)"|(\w+)\s*,)')
+TEXT = re.compile(r"const std::string (\w+)\s*=\s*(?=\"|R\")")
 DEFINED = re.compile(r"const common_chat_msg (\w+)\s*=\s*(.*?);", re.DOTALL)
 TOOL = re.compile(r"static common_chat_tool (\w+)\s*\{(.*?)\n\};", re.DOTALL)
 MAKERS = {
@@ -39,6 +41,41 @@ def literals(text: str) -> list[str]:
             found.append(value)
         end = match.end()
     return found
+
+
+def without_comments(source: str) -> str:
+    """The source without comments, whose quotes are no literals."""
+    kept, position = [], 0
+    while position < len(source):
+        if match := LITERAL.match(source, position):
+            kept.append(match[0])
+        elif not (match := COMMENT.match(source, position)):
+            kept.append(source[position])
+        position = match.end() if match else position + 1
+    return "".join(kept)
+
+
+def spelled(expression: str, texts: list[tuple[int, str, str]], place: int) -> str:
+    """An expression with the literals of the named texts that are defined before it."""
+    names = {name: value for start, name, value in texts if start < place}
+    parts, position = [], 0
+    for match in LITERAL.finditer(expression):
+        parts += [named(expression[position : match.start()], names), match[0]]
+        position = match.end()
+    return "".join([*parts, named(expression[position:], names)])
+
+
+def named(code: str, names: dict[str, str]) -> str:
+    return re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), code)
+
+
+def templates_of(source: str, place: re.Match[str]) -> list[str]:
+    """The templates of a tester: its own, or those that a loop goes through."""
+    if place[1]:
+        return [place[1]]
+    start = source.rfind("for (", 0, place.start())
+    head = source[start : source.find(")", start)] if start >= 0 and place.start() - start < 600 else ""
+    return [path for path in literals(head.replace(",", " ; ")) if path.endswith(".jinja")]
 
 
 def argument(text: str, start: int) -> str:
@@ -91,33 +128,36 @@ def listed(expected: str) -> list[tuple[str, Any]]:
 
 
 def cases(source: str) -> list[dict[str, Any]]:
+    source = without_comments(source)
+    texts = [(m.start(), m[1], source[m.end() : source.index(";\n", m.end())]) for m in TEXT.finditer(source)]
     known: dict[str, Any] = {}
     for name, value in DEFINED.findall(source):
         if (calls := calls_of(value, known)) is not None:
             known[name] = calls
     tools = {name: literals(body) for name, body in TOOL.findall(source)}
     found = []
-    marks = sorted([(m.start(), m[1]) for m in TESTER.finditer(source)])
+    marks = sorted([(m.start(), templates_of(source, m)) for m in TESTER.finditer(source)])
     for match in re.finditer(r"\btst\.test\s*\(", source):
-        template = next((name for place, name in reversed(marks) if place < match.start()), "")
-        end = source.find(".run()", match.start())
-        chain = source[match.start() : end]
-        if "is_partial(true)" in chain or not template:
+        templates = next((names for place, names in reversed(marks) if place < match.start()), [])
+        end = re.compile(r"\.\s*run\(\)").search(source, match.start())
+        chain = source[match.start() : end.start() if end else len(source)]
+        if "is_partial(true)" in chain:
             continue
-        output = literals(argument(source, match.end() - 1))
+        output = literals(spelled(argument(source, match.end() - 1), texts, match.start()))
         wanted: list[tuple[str, Any]] | None = None
-        if place := re.search(r"\.expect_tool_calls\s*\(", chain):
+        if place := re.search(r"\.\s*expect_tool_calls\s*\(", chain):
             wanted = listed(argument(chain, place.end() - 1))
-        elif place := re.search(r"\.expect\s*\(", chain):
+        elif place := re.search(r"\.\s*expect\s*\(", chain):
             wanted = calls_of(argument(chain, place.end() - 1), known)
-        elif re.search(r"\.expect_(?:content|reasoning)", chain):
+        elif re.search(r"\.\s*expect_(?:content|reasoning)", chain):
             wanted = []
-        offered = re.search(r"\.tools\s*\(\s*\{([^}]*)\}", chain)
+        offered = re.search(r"\.\s*tools\s*\(\s*\{([^}]*)\}", chain)
         names = [name.strip() for name in offered[1].split(",")] if offered else []
         if output and wanted is not None:
             line = source.count("\n", 0, match.start()) + 1
             specs = [spec(tools[name]) for name in names if name in tools]
-            found.append({"template": template, "text": output[0], "wanted": wanted, "tools": specs, "line": line})
+            case = {"text": output[0], "wanted": wanted, "tools": specs, "line": line}
+            found += [{**case, "template": template} for template in templates]
     return found
 
 

@@ -1,6 +1,6 @@
 """How many outputs of the parsers' tests of vLLM, SGLang and llama.cpp our readers read as those tests expect.
 
-    python benchmarks/tool_formats.py --vllm PATH --sglang PATH [--llama-cpp PATH] [--failures]
+    python benchmarks/tool_formats.py --vllm PATH --vllm-parser PATH --sglang PATH --llama-cpp PATH [--failures]
 
 Nothing is copied by hand. The test files of vLLM and SGLang run as they are, in a process of their own, with our
 readers in place of the parsers: modules of those projects are replaced by stand-ins, and statements about content
@@ -22,9 +22,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-CONTENT = ("content", "normal_text", "reasoning", ".id", "tool_index")
+CONTENT = ("content", "normal_text", "reasoning", ".id", "tool_index", "output_tool_call")
 FOLDERS = {
     "vllm": ("tests/tool_parsers", "tests/tool_use", "tests/entrypoints/tool_parsers"),
+    "vllm-parser": ("tests/parser", "tests/parser/engine", "tests/parser/mistral"),
     "sglang": ("test/registered/function_call", "test/registered/unit/function_call"),
 }
 
@@ -75,10 +76,13 @@ def outcomes(project: str, source: Path) -> list[dict[str, str]]:
         ]  # fmt: skip
         here = Path(__file__).parent
         paths = [made, str(here), str(here.parent / "src")]
-        environment = {"PYTHONPATH": ":".join(paths), "TOOL_FORMATS_REPORT": str(report), "PATH": "/usr/bin:/bin"}
+        environment = {
+            "PYTHONPATH": ":".join(paths), "PATH": "/usr/bin:/bin",
+            "TOOL_FORMATS_REPORT": str(report), "TOOL_FORMATS_SOURCE": str(source.resolve()),
+        }  # fmt: skip
         done = subprocess.run(command, env=environment, cwd=made, capture_output=True, text=True, check=False)
         if os.environ.get("SHOW"):
-            print(done.stdout[-6000:])
+            print(done.stdout)
         if not report.exists():
             raise ValueError(f"the tests of {project} did not run: {done.stdout[-800:]} {done.stderr[-800:]}")
         return list(json.loads(report.read_text()))
@@ -98,13 +102,13 @@ def table(found: list[dict[str, str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for project in ("vllm", "sglang", "llama-cpp"):
+    for project in ("vllm", "vllm-parser", "sglang", "llama-cpp"):
         parser.add_argument(f"--{project}", type=Path)
     parser.add_argument("--failures", action="store_true", help="name the tests that were read otherwise")
     given = parser.parse_args()
     found: list[dict[str, str]] = []
-    for project in ("vllm", "sglang"):
-        if (source := getattr(given, project)) is not None:
+    for project in FOLDERS:
+        if (source := getattr(given, project.replace("-", "_"))) is not None:
             found += outcomes(project, source)
     if given.llama_cpp is not None:
         from tool_format_cpp import llama_cpp_outcomes

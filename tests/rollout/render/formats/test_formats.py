@@ -203,6 +203,48 @@ def test_variants_of_served_models():
     )
 
 
+def test_brackets_around_complete_arguments_may_be_missing_at_the_end():
+    apertus = READERS["apertus"]
+    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber"}').calls == (GET,)
+    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber"').fault
+    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber", "where": {"a": 1}').fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm", "<tool_call>get\n<arg_key>name</arg_key>\n<arg_value>amber</arg_value>\n"),
+        ("qwen_xml", "<tool_call><function=get><parameter=name>amber</parameter>"),
+    ],
+)
+def test_a_call_in_tags_that_may_lack_arguments_is_a_fault(name, text):
+    assert READERS[name].parse(text, TOOLS).fault
+
+
+def test_quotes_within_quotes_of_an_argument_belong_to_it():
+    inside = "python -c \"f(3, mark='x'))\""
+    message = READERS["lfm2"].parse(f"<|tool_call_start|>[get(name='{inside}')]<|tool_call_end|>", TOOLS)
+    assert message.calls == (ToolCall("get", {"name": inside}),)
+
+
+def test_a_value_of_seed_keeps_its_line_breaks_as_its_template_writes_none():
+    text = "<seed:tool_call>\n<function=get>\n<parameter=name>amber\n</parameter>\n</function>\n</seed:tool_call>"
+    assert READERS["seed_oss"].parse(text, TOOLS).calls == (ToolCall("get", {"name": "amber\n"}),)
+
+
+def test_a_call_within_thinking_that_the_prompt_opened_is_thinking():
+    call = '<tool_call>\n{"name": "get", "arguments": {"name": "amber"}}\n</tool_call>'
+    message = READERS["hermes"].parse(f"Perhaps {call} will do.\n</think>\n\n{call}")
+    assert (message.thinking, message.calls) == (f"Perhaps {call} will do.", (GET,))
+    marked = '<tool_call>{"name": "get", "arguments": {"name": "</think>"}}</tool_call>'
+    assert READERS["hermes"].parse(marked).calls == (ToolCall("get", {"name": "</think>"}),)
+
+
+def test_a_name_of_kimi_k3_with_marks_of_tags_is_not_dropped_in_silence():
+    call = '<|open|>call tool="a<b" index="1"<|sep|><|close|>call<|sep|>'
+    assert READERS["kimi_k3"].parse(f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>").fault
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [

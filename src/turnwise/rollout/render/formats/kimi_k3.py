@@ -16,7 +16,7 @@ from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.formats.coerce import guessed
 from turnwise.rollout.render.toolcalls import Fault, Format, check_value, make_call, split_thinking, spoken_with
 
-MARK = re.compile(r"<\|(open|close)\|>\s{0,8}([a-z]{1,32})([^<]{0,600})<\|sep\|>")
+MARK = re.compile(r"<\|(open|close)\|>\s{0,8}([a-z]{1,32})((?:[^<]|<(?!\|)){0,600})<\|sep\|>")
 ATTRIBUTE = re.compile(r'(\w{1,32})="([^"]{0,400})"')
 TOOLS = re.compile(r"<\|open\|>\s{0,8}tools\s{0,8}<\|sep\|>")
 CUT = re.compile(r"<\|(?:open|close)\|>\s{0,8}[a-z]{0,32}\s{0,8}\Z")

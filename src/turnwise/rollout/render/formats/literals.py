@@ -17,15 +17,20 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 BARE = re.compile(r"[^\s,()\[\]{}'\"=]+(?: [^\s,()\[\]{}'\"=]+)*")
 PREFIX = re.compile(r"[fFrRuU](?=['\"])")
 AFTER_STRING = re.compile(r"\s*(?:[,)\]}:]|\Z|[A-Za-z_]\w*\s*=(?!=))")
+AFTER_ARGUMENT = re.compile(r"\s*(?:,|\)\s*(?:[,;\]<]|\Z|[^\W\d][\w.\-]{0,127}\s{0,8}\()|[A-Za-z_]\w*\s*=(?!=))")
+"""What may follow a string that is an argument of a call: the next argument, or the bracket that ends the call and then
+the next call or the end of the list."""
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 LETTERS = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": "",
 }  # fmt: skip
 
 
-def read_literal(text: str, position: int, deepest: int = DEEPEST, *, bare: bool = False) -> tuple[Any, int]:
+def read_literal(
+    text: str, position: int, deepest: int = DEEPEST, *, bare: bool = False, after: re.Pattern[str] = AFTER_STRING
+) -> tuple[Any, int]:
     """(the value at `position`, the position after it and the white space that follows). With `bare`, a word that is no
-    literal is a string."""
+    literal is a string. `after` matches what may follow a string that is the whole value."""
     if not deepest:
         raise Fault("it is nested too deeply")
     position = skip_space(text, position)
@@ -34,7 +39,7 @@ def read_literal(text: str, position: int, deepest: int = DEEPEST, *, bare: bool
     letter = text[position : position + 1]
     value: Any
     if letter in ("'", '"'):
-        value, position = read_string(text, position)
+        value, position = read_string(text, position, after)
     elif letter == "{":
         value, position = read_braces(text, position + 1, deepest)
     elif letter in ("[", "("):
@@ -55,7 +60,7 @@ def number_of(text: str) -> float | int:
     return real_number(digits) if {".", "e", "E"} & set(digits) else whole_number(digits)
 
 
-def read_string(text: str, position: int) -> tuple[str, int]:
+def read_string(text: str, position: int, after: re.Pattern[str] = AFTER_STRING) -> tuple[str, int]:
     """The string whose quote is at `position`. A quote that no comma, bracket, colon or next argument follows belongs
     to the string: models forget to escape."""
     quote = text[position]
@@ -69,7 +74,7 @@ def read_string(text: str, position: int) -> tuple[str, int]:
     while (found := search.search(text, place)) is not None:
         if found[0] == "\\":
             place = found.end() + 1
-        elif AFTER_STRING.match(text, found.end()):
+        elif after.match(text, found.end()):
             return unescaped(text[position + 1 : found.start()]), found.end()
         else:
             place = found.end()

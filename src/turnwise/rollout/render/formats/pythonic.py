@@ -13,7 +13,7 @@ from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.formats.coerce import properties_of, types_of
-from turnwise.rollout.render.formats.literals import read_literal
+from turnwise.rollout.render.formats.literals import AFTER_ARGUMENT, read_literal
 from turnwise.rollout.render.toolcalls import (
     Fault,
     Format,
@@ -118,7 +118,7 @@ def read_call(text: str, name: re.Match[str], tools: Sequence[ToolSpec]) -> tupl
         if key in arguments:
             raise Fault("an argument is given twice")
         bare = "string" in types_of(properties.get(key))
-        arguments[key], position = read_literal(text, position, bare=bare)
+        arguments[key], position = read_literal(text, position, bare=bare, after=AFTER_ARGUMENT)
         if text.startswith(",", position):
             position = skip_space(text, position + 1)
         elif not text.startswith(")", position) and not KEY.match(text, position):

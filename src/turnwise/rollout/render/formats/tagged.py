@@ -7,7 +7,6 @@ glm         <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></t
 minimax     <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke></minimax:tool_call>
 dsml        <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value...;
             DeepSeek V3.2 and V4
-minicpm     <function name="NAME"><param name="KEY">value</param></function>
 """
 
 from __future__ import annotations
@@ -131,9 +130,7 @@ def read_one(
             arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
             return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
         position = mark.end()
-    if start >= 0 or text[position:].strip():
-        raise Fault("a call ends within its arguments")
-    return finished(called, arguments, properties), len(text)
+    raise Fault("a call ends within its arguments")
 
 
 def finished(name: str, arguments: dict[str, Any], properties: Mapping[str, Any]) -> ToolCall:
@@ -153,7 +150,7 @@ def trimmed(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def qwen_tags(prefix: str = "") -> Tags:
+def qwen_tags(prefix: str = "", *, trim: bool = True) -> Tags:
     return Tags(
         rf"<{prefix}tool_call>\s*(?=<function=)|(?=<function=)|<{prefix}tool_call>",
         rf"</{prefix}tool_call>|(?=<{prefix}tool_call>)",
@@ -161,7 +158,7 @@ def qwen_tags(prefix: str = "") -> Tags:
         "</function>",
         r"<parameter=([^<>\n]{1,200}?)\s*>",
         "</parameter>",
-        trim=True,
+        trim=trim,
         help_text=(
             f"write <{prefix}tool_call><function=NAME><parameter=KEY>value</parameter></function></{prefix}tool_call>"
         ),
@@ -206,7 +203,7 @@ def format_of(tags: Tags, value: Value = typed) -> Format:
 
 
 QWEN_XML = format_of(qwen_tags())
-SEED_OSS = format_of(qwen_tags("seed:"))
+SEED_OSS = format_of(qwen_tags("seed:", trim=False))
 GLM = format_of(GLM_TAGS)
 MINIMAX = format_of(MINIMAX_TAGS)
 DSML = format_of(DSML_TAGS, told)
