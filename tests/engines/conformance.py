@@ -147,7 +147,7 @@ class Stage:
         tokenizer_of_letters().save_pretrained(folder)
         self.engine = kind.start(folder)
 
-    def run(self, coroutine, seconds=120.0):
+    def run(self, coroutine, seconds=300.0):
         """The result of a coroutine; a hang is a TimeoutError."""
 
         async def bounded():

@@ -249,7 +249,7 @@ class AlwaysRaises:
 
 def test_an_environment_that_always_raises_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     text = micro_toml(tmp_path)
-    broken = text.read_text().replace('name = "hops"', 'name = "train.test_run:AlwaysRaises"')
+    broken = text.read_text().replace('name = "hops"', 'name = "training.test_run:AlwaysRaises"')
     text.write_text(broken.replace("tasks = { count = 64, links = [1, 2] }", "").replace("updates = 4", "updates = 0"))
     recipe = load_recipe(text, [f"out={tmp_path / 'run'}", "guards.max_dropped_groups=8"])
     with pytest.raises(RunStopped, match=r"16 attempts of 4 groups in a row failed.*the sandbox is down.*checkpoint"):
