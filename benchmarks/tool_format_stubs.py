@@ -135,8 +135,8 @@ def spec_of(tool: Any) -> ToolSpec | None:
 def read_with(name: str, text: str, tools: Any) -> list[Any]:
     how = FORMATS[name]
     assert how is not None
-    if not isinstance(text, str):
-        pytest.skip("no whole output")
+    if not isinstance(text, str) or "<Unknown id=" in text:
+        pytest.skip("no whole output, or one with marks that the stand-ins do not know")
     specs = [spec for tool in tools or () if (spec := spec_of(tool)) is not None]
     message = how.parse(text, specs)
     SEEN["format"], SEEN["fault"], SEEN["text"] = name, message.fault, text

@@ -95,11 +95,9 @@ def split_thinking(
     calls: re.Pattern[str] | None = None,
     *,
     call_ends_it: bool = True,
-    closes: str = "",
 ) -> tuple[str, str]:
     """(thinking, the rest) of a text that may begin with thinking; its opening mark may be in the prompt. `calls` finds
-    the opening mark of a call: with `call_ends_it`, it ends thinking that is never closed. If the text does not open
-    thinking, a call ahead of the closing mark holds that mark in a value, unless `closes` ends the call before it."""
+    the opening mark of a call: with `call_ends_it`, it ends thinking that is never closed."""
     opening, closing = marks
     inside, tag, answer = text.partition(closing)
     opened = inside.lstrip().startswith(opening)
@@ -108,8 +106,6 @@ def split_thinking(
         if call is None or not call_ends_it:
             raise Fault(f"the thinking does not end; close it with {closing} and then answer")
         return inside[: call.start()].lstrip().removeprefix(opening).strip("\n"), inside[call.start() :]
-    if call is not None and closes and closes in inside[call.end() :]:
-        call = None
     if not tag or (not opened and call is not None):
         return "", text
     return (inside.lstrip().removeprefix(opening) if opened else inside).strip("\n"), answer.lstrip("\n")

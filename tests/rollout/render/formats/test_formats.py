@@ -232,14 +232,6 @@ def test_a_value_of_seed_keeps_its_line_breaks_as_its_template_writes_none():
     assert READERS["seed_oss"].parse(text, TOOLS).calls == (ToolCall("get", {"name": "amber\n"}),)
 
 
-def test_a_call_within_thinking_that_the_prompt_opened_is_thinking():
-    call = '<tool_call>\n{"name": "get", "arguments": {"name": "amber"}}\n</tool_call>'
-    message = READERS["hermes"].parse(f"Perhaps {call} will do.\n</think>\n\n{call}")
-    assert (message.thinking, message.calls) == (f"Perhaps {call} will do.", (GET,))
-    marked = '<tool_call>{"name": "get", "arguments": {"name": "</think>"}}</tool_call>'
-    assert READERS["hermes"].parse(marked).calls == (ToolCall("get", {"name": "</think>"}),)
-
-
 def test_a_name_of_kimi_k3_with_marks_of_tags_is_not_dropped_in_silence():
     call = '<|open|>call tool="a<b" index="1"<|sep|><|close|>call<|sep|>'
     assert READERS["kimi_k3"].parse(f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>").fault
