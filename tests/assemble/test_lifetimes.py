@@ -67,8 +67,18 @@ def check(tmp_path, monkeypatch, moment, how, settings):
     return before, calls[0]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+QUICK = {("first evaluation", "error"), ("training", "Ctrl-C"), ("closing", "error")}
+"""Each of the others takes seconds to start a process, and shows the same of another moment."""
+
+
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [
+        pytest.param(moment, how, marks=[] if (moment, how) in QUICK else pytest.mark.slow)
+        for moment in MOMENTS
+        for how in ("error", "Ctrl-C")
+    ],
+)
 def test_an_engine_process_and_its_shared_memory_are_gone(tmp_path, monkeypatch, moment, how):
     before, then = check(tmp_path, monkeypatch, moment, how, ["max_lag=1", "engine.processes=1"])
     assert then[0] > before[0]
