@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.making import few, make_turn
-from turnwise.allowed import LARGEST_SET, Allowed, bits_of, compress, decompress, pack_set
+from turnwise.allowed import LARGEST_SET, Allowed, bits_of, compress, decompress, join_allowed, pack_set
 from turnwise.interop.skyrl import to_generator_output
 from turnwise.runs.archive import Record, read_step, write_step
 from turnwise.types import Group, Status, Task, Trajectory
@@ -105,3 +105,13 @@ def test_other_systems_get_no_turn_that_a_grammar_guided():
 
 def test_bits_of_no_sets():
     assert bits_of([]).shape == (0, 0)
+
+
+def test_runs_of_tokens_are_joined_with_their_sets():
+    few, many = pack_set([1, 2], 64), pack_set(range(50), 64)
+    parts = [Allowed([0, 1], (few, many)), Allowed([0], (many,)), Allowed([0, 0], (few,))]
+    whole = join_allowed(parts, 4)
+    assert whole.sets == (few, many)
+    assert whole.places.tolist() == [0, 1, 1, 0]
+    dense = np.concatenate([part.dense(64) for part in parts])
+    assert np.array_equal(whole.dense(64), dense[:4])
