@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -28,6 +29,7 @@ NAMES = {
     "granite4": "hermes", "granite": "granite", "hermes": "hermes", "internlm": "internlm", "jamba": "jamba",
     "lfm2": "lfm2", "llama4pythonic": "pythonic", "pythonic": "pythonic", "llama": "llama", "olmo3": "olmo",
     "phi4": "phi4", "xlam": "xlam", "apertus": "apertus", "gigachat": "gigachat", "cohere": "cohere",
+    "jsontools": "hermes", "llama3": "llama",
 }  # fmt: skip
 OTHERS = (
     "minimaxm3",
@@ -52,8 +54,16 @@ ROOTS = (
     "rapidfuzz",
     "transformers",
     "cohere_melody",
+    "mlx_lm",
+    "lmdeploy",
     "pytest_asyncio",
 )
+MARKS = {"glm": ("<tool_call>", "</tool_call>"), "qwen_xml": ("<tool_call>", "</tool_call>"),
+         "hermes": ("<tool_call>", "</tool_call>")}  # fmt: skip
+TEMPLATES = {"cohere": "cohere", "gpt_oss": "harmony", "smollm": "hermes", "qwen3": "qwen_xml", "gemma4": "gemma"}
+"""Response templates of models in transformers' tests, by the names that they have there."""
+HANDED_ON = bool(os.environ.get("TOOL_FORMATS_HANDED_ON"))
+"""Whether calls to tools that are not offered are handed on; otherwise they are dropped."""
 SEEN: dict[str, Any] = {}
 FOUND: list[dict[str, str]] = []
 
@@ -139,8 +149,9 @@ def read_with(name: str, text: str, tools: Any) -> list[Any]:
         pytest.skip("no whole output, or one with marks that the stand-ins do not know")
     specs = [spec for tool in tools or () if (spec := spec_of(tool)) is not None]
     message = how.parse(text, specs)
-    SEEN["format"], SEEN["fault"], SEEN["text"] = name, message.fault, text
-    return list(message.calls)
+    SEEN["format"], SEEN["fault"], SEEN["text"] = name, "; ".join(message.faults), text
+    SEEN["refused"] = any(call.fault for call in message.calls)
+    return [call for call in message.calls if HANDED_ON or not call.fault]
 
 
 def parser_class(class_name: str, format_name: str | None) -> type:
@@ -167,6 +178,16 @@ def parser_class(class_name: str, format_name: str | None) -> type:
 
         extract_tool_calls_from_content = extract_tool_calls
 
+        def parse_tool_call_complete(self, payload: str) -> Any:
+            """The call within the marks that lmdeploy's parsers take off first."""
+            before, after = MARKS.get(format_name or "", ("", ""))
+            found = self.extract_tool_calls(f"{before}{payload}{after}").tool_calls
+            return found[0] if found else None
+
+        def adjust_request(self, request: Any) -> Any:
+            self.tools = getattr(request, "tools", None)
+            return request
+
         def detect_and_parse(self, text: str, tools: Any = None) -> Any:
             calls = [
                 Record(name=c.name, parameters=JsonText(c.text), tool_index=i)
@@ -183,6 +204,125 @@ def parser_class(class_name: str, format_name: str | None) -> type:
     return Parser
 
 
+class WholeResponse:
+    """A parser of whole answers of lmdeploy, which has a parser of calls."""
+
+    tool_parser_cls: Any = None
+
+    def __init__(self, request: Any = None, **_: Any) -> None:
+        self.parser = (
+            type(self).tool_parser_cls(tools=getattr(request, "tools", None)) if self.tool_parser_cls else None
+        )
+
+    def parse_complete(self, text: str, *_: Any, **__: Any) -> Any:
+        if self.parser is None:
+            pytest.skip("no calls")
+        return Unknown(), self.parser.extract_tool_calls(text).tool_calls or None, Unknown()
+
+    def validate_complete(self, text: str) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.skip("streams")
+
+
+# ---------------------------------------------------------------- functions that give plain values
+
+
+class Read(dict[str, Any]):
+    """What a function of mlx-lm or transformers gives for one output. Whether it equals what a test expects is noted,
+    and the test goes on with its next output."""
+
+    def __init__(self, fields: dict[str, Any], entry: dict[str, str]) -> None:
+        super().__init__(fields)
+        self.entry = entry
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, dict | list) and plain(self) != plain(other):
+            self.entry["outcome"] = "wrong"
+        return True
+
+    __hash__ = None
+
+
+class ReadList(list[Any]):
+    """The same for a function that gives several calls."""
+
+    def __init__(self, items: list[Any], entry: dict[str, str]) -> None:
+        super().__init__(items)
+        self.entry = entry
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, dict | list) and plain(self) != plain(other):
+            self.entry["outcome"] = "wrong"
+        return True
+
+    __hash__ = None
+
+
+def plain(value: Any) -> Any:
+    """The calls of a value, whatever else it has."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict) and "role" in value:
+        return plain(value.get("tool_calls", []))
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    return (value["name"], value["arguments"]) if isinstance(value, dict) and "name" in value else value
+
+
+def noted(name: str, text: str, tools: Any) -> tuple[list[Any], dict[str, str]]:
+    """(the calls of one output, its entry in the report)."""
+    calls = read_with(name, text, tools)
+    outcome = {
+        "format": name,
+        "test": SEEN.get("test", ""),
+        "outcome": "right",
+        "why": f"{calls} | {SEEN['fault']} | {text!r}",
+    }
+    entry = {**outcome, "refused": "yes" if SEEN.get("refused") else ""}
+    FOUND.append(entry)
+    SEEN.pop("format")  # the test itself is no output
+    SEEN["entry"] = entry
+    return calls, entry
+
+
+def parse_tool_call(module: str) -> Any:
+    """mlx-lm's function of this name: the calls within the marks that it says."""
+    name = format_of(module.rpartition(".")[2])
+    before, after = (constant_of(module, f"tool_call_{end}") or "" for end in ("start", "end"))
+
+    def parse(text: str, tools: Any = None) -> Any:
+        if name is None:
+            return Unknown()
+        calls, entry = noted(name, f"{before}{text}{after}", tools)
+        values = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        if name != "kimi_k2" and len(values) == 1:
+            return Read(values[0], entry)
+        if not values:
+            entry["outcome"] = "wrong"
+            return Unknown()
+        return ReadList([Read(value, entry) for value in values], entry)
+
+    return parse
+
+
+def parse_response(text: Any, template: Any = None, prefix: str = "", tools: Any = None, **_: Any) -> Any:
+    """transformers' function of this name, for templates of our formats."""
+    names = [
+        key for key, value in sys._getframe(1).f_globals.items() if value is template and key.endswith("_template")
+    ]
+    name = TEMPLATES.get(names[0].removesuffix("_template")) if names else None
+    if name is None or prefix or not isinstance(text, str):
+        pytest.skip("a template that no model of ours has, or an answer that has begun")
+    start = str(template.get("start_anchor") or "")
+    calls, entry = noted(name, text.removeprefix(start), tools)
+    made = [{"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}} for c in calls]
+    return Read({"role": "assistant", **({"tool_calls": made} if made else {})}, entry)
+
+
 class Stub(ModuleType):
     """A module that has everything."""
 
@@ -193,11 +333,24 @@ class Stub(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name.endswith(("ToolParser", "Detector", "Parser")) and name not in ("ToolParser", "FunctionCallParser"):
-            value: Any = parser_class(name, format_of(name))
+        if self.__name__ == "mlx_lm.tool_parsers":
+            value: Any = importlib.import_module(f"{self.__name__}.{name}")
+        elif name.endswith(("ToolParser", "Detector", "Parser")) and name not in ("ToolParser", "FunctionCallParser"):
+            value = parser_class(name, format_of(name))
         elif name == "ToolParserManager":
             value = MagicMock()
-            value.get_tool_parser = lambda given: parser_class(given, format_of(given))
+            value.get_tool_parser = value.get = lambda given: parser_class(given, format_of(given))
+        elif name.startswith("require_"):
+            value = lambda decorated: decorated
+        elif name == "ReasoningParserManager":
+            value = MagicMock()
+        elif name == "ResponseParserManager":
+            value = MagicMock()
+            value.get = lambda given: type("Made", (WholeResponse,), {})
+        elif name == "parse_tool_call":
+            value = parse_tool_call(self.__name__)
+        elif name == "parse_response":
+            value = parse_response
         elif name == "AutoTokenizer":
             value = NoTokenizer()
         elif name == "CustomTestCase":
@@ -218,7 +371,8 @@ def constant_of(module: str, name: str) -> str | None:
     for root in ("", "python"):
         path = Path(os.environ["TOOL_FORMATS_SOURCE"], root, *module.split(".")).with_suffix(".py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else ():
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and target is not None and ast.unparse(target) == name:
                 return node.value.value if isinstance(node.value, ast.Constant) else None
     return None
 
@@ -251,8 +405,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         item.own_markers = [mark for mark in item.own_markers if mark.name != "xfail"]
 
 
-def pytest_configure() -> None:
-    sys.meta_path.insert(0, Stubs())
+sys.meta_path.insert(0, Stubs())  # before the first conftest is read
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -261,6 +414,9 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
     report = result.get_result()
     if call.when == "setup":
         SEEN.clear()
+        SEEN["test"] = item.nodeid
+    if call.when == "call" and "entry" in SEEN and call.excinfo and report.outcome != "skipped":
+        SEEN["entry"].update(outcome="wrong", why=f"{str(call.excinfo.value)[:200]} | {SEEN['entry']['why']}")
     if call.when != "call" or report.outcome == "skipped" or "format" not in SEEN:
         return
     why = str(call.excinfo.value).split("\n")[0] if call.excinfo else ""
@@ -270,6 +426,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
             "format": SEEN["format"],
             "test": item.nodeid,
             "outcome": "wrong" if call.excinfo else "right",
+            "refused": "yes" if SEEN.get("refused") else "",
             "why": f"{why} | fault: {SEEN['fault']} | {SEEN['text']!r}"
             if not broken
             else f"fault: {SEEN['fault']} | {why} | {SEEN['text']!r}",

@@ -22,18 +22,22 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any] = field(compare=False)
+    fault: str = ""
+    """Why the call is not made, in a line that the model hears in place of a result."""
     text: str = field(init=False, repr=False)
     """The arguments as text. Calls are equal where it is: 1, 1.0 and true are not."""
 
     def __post_init__(self) -> None:
         if type(self.name) is not str or not self.name:
             raise ValueError(f"a ToolCall needs a name, got {self.name!r}")
+        if type(self.fault) is not str:
+            raise ValueError("the fault of a ToolCall is a string")
         text, arguments = as_json(self.arguments, "the arguments of a ToolCall are a mapping to JSON values")
         object.__setattr__(self, "arguments", MappingProxyType(arguments))
         object.__setattr__(self, "text", text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ToolCall, (self.name, dict(self.arguments))
+        return ToolCall, (self.name, dict(self.arguments), self.fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Message:
     """Reasoning, where it is known apart from the content."""
     calls: tuple[ToolCall, ...] = ()
     fault: str = ""
-    """What is wrong with a call that could not be read, in a line for the model; the content then has all the text."""
+    """What is wrong with calls that could not be read, in a line for the model; their text is part of the content."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str) or not isinstance(self.content, str):
@@ -101,6 +105,11 @@ class Message:
             object.__setattr__(self, "calls", tuple(self.calls))
         if any(type(call) is not ToolCall for call in self.calls):
             raise ValueError("the calls of a Message are ToolCall values")
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What the model did wrong: calls that could not be read, and calls that are not made."""
+        return tuple(dict.fromkeys(fault for fault in (self.fault, *(call.fault for call in self.calls)) if fault))
 
 
 def as_json(values: Mapping[str, Any], expected: str) -> tuple[str, dict[str, Any]]:

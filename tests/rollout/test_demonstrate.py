@@ -168,14 +168,16 @@ def test_calls_without_a_format_are_named():
 
 # ---------------------------------------------------------------- tools
 
-GET = ToolSpec("get", "Where a name leads.", {"type": "object", "properties": {"name": {"type": "string"}}})
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}}
+GET = ToolSpec("get", "Where a name leads.", NAME)
+ANSWER = ToolSpec("answer", "The last name.", NAME)
 
 
 class Calls(Hops):
     """An expert whose lookups are calls."""
 
     async def open(self, task):
-        return replace(await super().open(task), tools=(GET,))
+        return replace(await super().open(task), tools=(GET, ANSWER))
 
     def demonstrate(self, noise, random):
         verb = "answer" if self.followed == len(self.path) - 1 else "get"
@@ -204,7 +206,7 @@ def test_calls_and_results_of_a_transcript_are_turns():
         ("tool", "elm"),
         ("assistant", "elm"),
     ]
-    made = attempt_of(recorded(messages, render=render, tools=(GET,)))
+    made = attempt_of(recorded(messages, render=render, tools=(GET, ANSWER)))
     first, second = made.turns
     assert "Where a name leads." in render.decode(first.prompt)
     assert render.said(first.prompt, first.action) == messages[1]

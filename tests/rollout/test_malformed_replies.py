@@ -78,6 +78,8 @@ def good_step(random, finished):
         "stop": random.choice([(), ["</a>"], iter(("!", "?"))]),
         "tools": random.choice([None, (), iter(())]),
         "raised": random.choice([(), iter(())]),
+        "seats": (),
+        "moves_next": 0,
     }
     return Step(given, heard, reward, outcome, {name: mark})
 
@@ -346,7 +348,7 @@ def test_an_attempt_whose_loop_is_gone_has_not_failed(caplog):
 
 
 def test_every_part_of_a_message_comes_through():
-    message = Message("assistant", "x", "hm", (ToolCall("get", {"name": "amber"}),), "no such tool")
+    message = Message("assistant", "x", "hm", (ToolCall("get", {"name": "amber"}, "no such tool"),), "no JSON")
     assert all(getattr(message, name) not in ("", ()) for name in Message.__slots__)
     assert Reply((message,), history=[message]).messages == (message,)
 

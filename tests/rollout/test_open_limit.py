@@ -12,6 +12,7 @@ from support.running import micro_recipe, train, untimed
 from turnwise.assemble.attempts import evaluation_attempts, training_attempts
 from turnwise.assemble.environments import tasks_of
 from turnwise.assemble.model import model_and_tokenizer, tiny_texts
+from turnwise.assemble.models import ModelSource
 from turnwise.assemble.warm_start import demonstrating
 from turnwise.cli.commands import main
 from turnwise.engines.base import Sampling
@@ -100,7 +101,7 @@ def made_in(recipe, where, folder):
         environments = environments_for(recipe)
         model, tokenizer = await model_and_tokenizer(recipe, environments)
         Crowd.opened = Crowd.most = 0
-        async with demonstrating(recipe, environments, model, tokenizer) as parts:
+        async with demonstrating(recipe, environments, ModelSource(model, tokenizer)) as parts:
             await asyncio.gather(*(parts.stages.make_group(Draw(n, task, 0)) for n, task in enumerate(train_tasks)))
 
     run(locals()[where](), seconds=120)

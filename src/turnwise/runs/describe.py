@@ -88,7 +88,7 @@ def _turns(groups: Sequence[Group]) -> dict[str, float]:
         "turn/action_tokens": _mean(len(turn.action) for turn in turns),
         "turn/reward": _mean(turn.reward for turn in turns),
         "turn/prompt_tokens": _mean(len(turn.prompt) for turn in turns),
-        "turn/faults": _mean(bool(turn.said.fault) for turn in turns),
+        "turn/faults": _mean(bool(turn.said.faults) for turn in turns),
     }
     metrics["stop/missed_end"] = _mean(_missed_end(turn) for turn in turns)
     return metrics | {f"stop/{reason}": _mean(turn.stop is reason for turn in turns) for reason in StopReason}

@@ -36,13 +36,18 @@ def texts_if_any(fields: Mapping[str, Any], name: str, count: int, default: str 
 
 
 def calls_to_json(calls: Sequence[ToolCall]) -> str:
-    """A JSON list of [name, arguments], or nothing."""
-    return f"[{', '.join(f'[{json.dumps(c.name, ensure_ascii=False)}, {c.text}]' for c in calls)}]" if calls else ""
+    """A JSON list of [name, arguments], with a fault where there is one, or nothing."""
+    return f"[{', '.join(map(call_to_json, calls))}]" if calls else ""
+
+
+def call_to_json(call: ToolCall) -> str:
+    fault = f", {json.dumps(call.fault, ensure_ascii=False)}" if call.fault else ""
+    return f"[{json.dumps(call.name, ensure_ascii=False)}, {call.text}{fault}]"
 
 
 def calls_of_json(text: str) -> tuple[ToolCall, ...]:
     """Inverse of `calls_to_json`."""
-    return tuple(ToolCall(name, arguments) for name, arguments in json.loads(text)) if text else ()
+    return tuple(ToolCall(*call) for call in json.loads(text)) if text else ()
 
 
 def tools_to_json(tools: Sequence[ToolSpec]) -> str:

@@ -59,7 +59,7 @@ def test_the_page_has_no_attempt_that_fails():
     }
 
 
-@pytest.mark.parametrize(("name", "tools", "hint"), [("gptoss", "hermes", "harmony"), ("qwen3", "glm", "hermes")])
+@pytest.mark.parametrize(("name", "tools", "hint"), [("gptoss", "hermes", "harmony"), ("qwen3", "mistral", "hermes")])
 def test_a_pair_that_cannot_work_is_refused_at_the_start(name, tools, hint):
     with pytest.raises(ValueError, match=f'as rollout.tools = "{tools}"; set it to "{hint}"') as refused:
         renderer(name, tools)

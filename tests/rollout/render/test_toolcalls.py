@@ -183,7 +183,6 @@ HERMES_ODD = [
     (f"<tool_call>{JSON} and so on", "must be closed"),
     (f"<tool_call>{JSON}{JSON}</tool_call>", "must be closed"),
     (f"{TAGGED}</tool_call>", "closes nothing"),
-    (f"<tool_call>{TAGGED}</tool_call>", "it is not JSON"),
     ("<think>hm", "does not end"),
     (f"<think>hm {TAGGED}", "does not end"),
 ]
@@ -257,9 +256,7 @@ PIECES = st.sampled_from(
 def test_no_text_is_an_exception(parse, text):
     message = parse(text)
     assert message.role == "assistant"
-    if message.fault:
-        assert not message.calls
-    for call in message.calls:
+    for call in message.calls:  # good ones beside a broken one too, which is in the fault
         call.text.encode()
         assert json.loads(call.text) == call.arguments
 
@@ -378,6 +375,13 @@ def test_thinking_that_the_prompt_opened_is_read_as_thinking():
     assert "does not end" in message.fault
     unopened = render.encode_raw("<|im_start|>assistant\n")
     assert render.said(unopened, render.encode("It is 4.")) == said("It is 4.")
+
+
+def test_a_mark_that_opens_twice_is_a_fault_beside_the_call():
+    read = HERMES(f"<tool_call>{TAGGED}")
+    assert read.calls == (GET,)
+    assert read.content == "<tool_call>"
+    assert "it is not JSON" in read.fault
 
 
 # ---------------------------------------------------------------- through the agent loop

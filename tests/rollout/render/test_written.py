@@ -31,7 +31,7 @@ CALLED = (
 )
 
 
-WITHOUT_CALLS = ("cohere", "gemma", "llava_next")
+WITHOUT_CALLS = ("cohere", "gemma", "llava_next", "muse_glimmer")
 """Templates that refuse tool results."""
 
 

@@ -192,7 +192,7 @@ class Renderer:
         if self.template.format is None:
             return Message("assistant", text)
         read = self.template.format.parse(self.opened(prompt) + text, tools)
-        if not read.fault and self.can_show(self.skeletons.of(read)):
+        if (read.calls or not read.fault) and self.can_show(self.skeletons.of(read)):
             return read
         clean = Message("assistant", self.template.format.clean(text), fault=read.fault or UNSHOWABLE)
         return clean if self.can_show(self.skeletons.of(clean)) else Message("assistant", "", fault=clean.fault)

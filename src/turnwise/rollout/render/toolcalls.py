@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.messages import Message, ToolCall, ToolSpec
@@ -20,6 +20,10 @@ DEEPEST = 32
 """The deepest nesting of the arguments of a call."""
 LARGEST = 2**63
 LONGEST_NAME = 128
+MOST_NAMED = 20
+"""The names of tools that a fault lists."""
+MOST_BROKEN = 8
+"""The calls of a message that may be broken beside others that are read."""
 SPACE = re.compile(r"\s*")
 
 THINK, CLOSED = "<think>", "</think>"
@@ -73,9 +77,10 @@ class Format:
     content for certain, and is streamed to clients while the rest is sampled."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
-        """The message of a text, or a message with the text and its fault."""
+        """The message of a text, or a message with the text and its fault. A call to a tool that is not offered has a
+        fault; where nothing is offered, every name counts."""
         try:
-            return self.read(text, tools)
+            return with_names_checked(self.read(text, tools), tools)
         except ValueError as fault:  # our readers raise Fault; a user's may raise what int() and json.loads() raise
             return Message("assistant", self.clean(text), fault=str(fault) or "the message cannot be read")
 
@@ -124,25 +129,51 @@ def spoken_with(thinking: str, outside: Sequence[str], calls: Sequence[ToolCall]
     return Message("assistant", "\n".join(content), thinking, tuple(calls))
 
 
+def with_names_checked(message: Message, tools: Sequence[ToolSpec]) -> Message:
+    """A message whose calls to tools that are not offered have faults."""
+    names = [tool.name for tool in tools]
+    if not names or all(call.name in names for call in message.calls):
+        return message
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    fault = f"there is no such tool; there are {', '.join(names[:MOST_NAMED])}{more}"
+    calls = tuple(call if call.name in names else replace_fault(call, fault) for call in message.calls)
+    return replace(message, calls=calls)
+
+
+def replace_fault(call: ToolCall, fault: str) -> ToolCall:
+    return ToolCall(call.name, call.arguments, fault)
+
+
 Block = Callable[[str, int], tuple[list[ToolCall], int]]
 """Reads the calls after an opening mark: (text, position after it) -> (calls, position after the closing mark)."""
 
 
 def read_blocks(answer: str, begin: re.Pattern[str], block: Block, thinking: str, help_text: str) -> Message:
-    """A message with any number of blocks of calls, each after a match of `begin`."""
+    """A message with any number of blocks of calls, each after a match of `begin`. The text of a block that cannot be
+    read is content, up to the next one; if no block can be read, the whole message is at fault."""
     calls: list[ToolCall] = []
     outside: list[str] = []
-    position = 0
+    faults: list[Fault] = []
+    kept = position = 0
     while (mark := begin.search(answer, position)) is not None:
-        outside.append(answer[position : mark.start()])
         try:
-            found, position = block(answer, mark.end())
+            found, after = block(answer, mark.end())
         except Fault as fault:
-            raise Fault(f"a tool call could not be read: {fault}; {help_text}") from None
+            faults.append(fault)
+            if len(faults) > MOST_BROKEN:  # each of them may have been read up to the end of the text
+                calls.clear()
+                break
+            position = max(mark.end(), mark.start() + 1)
+            continue
+        outside.append(answer[kept : mark.start()])
         calls += found
+        kept = position = after
+    unread = f"a tool call could not be read: {faults[0]}; {help_text}" if faults else ""
+    if unread and not calls:
+        raise Fault(unread)
     if not calls:
         return Message("assistant", answer, thinking)
-    return spoken_with(thinking, [*outside, answer[position:]], calls)
+    return replace(spoken_with(thinking, [*outside, answer[kept:]], calls), fault=unread)
 
 
 def one_of(marks: Iterable[str]) -> re.Pattern[str]:

@@ -68,7 +68,7 @@ class ServedAnswer(AnswerHead):
         """Values that no dialect has a field for."""
         note: dict[str, Any] = {"version": self.version, "overridden": dict(self.overridden)}
         note |= {"ignored": list(self.ignored)} if self.ignored else {}
-        return note | ({"fault": self.said.fault} if self.said.fault else {})
+        return note | ({"fault": "; ".join(self.said.faults)} if self.said.faults else {})
 
 
 def headers_of(overridden: Mapping[str, Any], ignored: tuple[str, ...]) -> dict[str, str]:

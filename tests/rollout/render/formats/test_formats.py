@@ -232,6 +232,81 @@ def test_a_value_of_seed_keeps_its_line_breaks_as_its_template_writes_none():
     assert READERS["seed_oss"].parse(text, TOOLS).calls == (ToolCall("get", {"name": "amber\n"}),)
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "seed_oss", "glm", "minimax", "dsml", "deepseek", "kimi_k2"])
+def test_the_calls_beside_a_broken_one_are_read(name):
+    good, other = SAMPLES[name]
+    broken = good.replace("get", "g<e<t", 1).replace("amber", "birch")
+    for text in (broken + good + other, good + broken + other, good + other + broken):
+        read = READERS[name].parse(text, TOOLS)
+        assert read.calls == (GET, THREE), read
+        assert "could not be read" in read.fault
+        assert "birch" in read.content
+
+
+def test_a_broken_call_in_a_block_of_several_spares_the_others():
+    inside = [text.removeprefix("<minimax:tool_call>").removesuffix("</minimax:tool_call>") for text in MINIMAX]
+    broken = inside[0].replace("</invoke>", "").replace("amber", "birch</parameter><parameter name='name'>birch")
+    text = f"<minimax:tool_call>{inside[0]}{broken}</invoke>{inside[1]}</minimax:tool_call>"
+    read = READERS["minimax"].parse(text, TOOLS)
+    assert read.calls == (GET, THREE)
+    assert "given twice" in read.fault
+
+
+def glm(*parts):
+    return READERS["glm"].parse(f"<tool_call>get\n{''.join(parts)}</tool_call>", TOOLS)
+
+
+def test_no_argument_of_glm_is_lost_in_silence():
+    pair = "<arg_key>{}</arg_key>\n<arg_value>x</arg_value>"
+    assert glm(pair.format("a<1>"), pair.format("b")).calls == (ToolCall("get", {"a<1>": "x", "b": "x"}),)
+    assert glm("<arg_key>name</arg_key>\namber</arg_value>").calls == (GET,)
+    assert glm("name: amber").fault
+    assert glm("<arg_key>count</arg_key>", pair.format("name").replace("x", "amber")).calls == (GET,)
+
+
+def test_glm_reads_an_object_in_place_of_tags():
+    text = f'<tool_call>{{"name": "get", "arguments": {JSON}}}</tool_call>'
+    assert READERS["glm"].parse(text * 2, TOOLS).calls == (GET, GET)
+    assert READERS["glm"].parse(text[:-3], TOOLS).fault
+
+
+def test_text_in_a_call_that_is_no_argument_is_a_fault():
+    text = "<tool_call>\n<function=get>\nname: amber\n</function>\n</tool_call>"
+    assert "no argument" in READERS["qwen_xml"].parse(text, TOOLS).fault
+
+
+def test_gemma_writes_several_calls_between_two_marks():
+    inside = [text.removeprefix("<|tool_call>").removesuffix("<tool_call|>") for text in SAMPLES["gemma"]]
+    assert READERS["gemma"].parse(f"<|tool_call>{''.join(inside)}<tool_call|>", TOOLS).calls == (GET, THREE)
+
+
+def test_a_name_of_deepseek_does_not_swallow_a_fence():
+    call = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get```json\n{JSON}<｜tool▁call▁end｜>"
+    assert READERS["deepseek"].parse(f"{BEGIN}{call}{END}", TOOLS).fault
+
+
+def test_a_message_of_many_broken_calls_is_a_fault():
+    read = READERS["hermes"].parse("<tool_call>{</tool_call>" * 20 + SAMPLES["hermes"][0], TOOLS)
+    assert read.calls == ()
+    assert read.fault
+
+
+@pytest.mark.parametrize(
+    ("header", "tools", "name"),
+    [
+        ("functions.get:0", TOOLS, "get"),
+        ("get:0", (), "get"),
+        ("get", (), "get"),
+        ("functions.get", TOOLS, "get"),
+        ("functions.get.0", TOOLS, None),
+        ("functions.get", (), None),
+    ],
+)
+def test_an_id_of_kimi_has_a_name_and_a_number(header, tools, name):
+    text = f"<|tool_call_begin|>{header}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    assert [call.name for call in READERS["kimi_k2"].parse(text, tools).calls] == ([] if name is None else [name])
+
+
 def test_a_name_of_kimi_k3_with_marks_of_tags_is_not_dropped_in_silence():
     call = '<|open|>call tool="a<b" index="1"<|sep|><|close|>call<|sep|>'
     assert READERS["kimi_k3"].parse(f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>").fault
@@ -290,7 +365,7 @@ MARKS = st.sampled_from(
 def test_nothing_raises(name, parts):
     read = READERS[name].parse("".join(parts), TOOLS)
     assert isinstance(read, Message)
-    assert not (read.calls and read.fault)
+    assert all(call.fault or call.name == "get" for call in read.calls)
 
 
 QUICK = ("hermes", "glm", "kimi_k2", "lfm2")

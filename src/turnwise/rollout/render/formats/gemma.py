@@ -38,17 +38,19 @@ def reader_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str] = (
 
     def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         def block(answer: str, position: int) -> tuple[list[ToolCall], int]:
-            name = CALL.match(answer, position)
-            if name is None:
+            calls: list[ToolCall] = []
+            while (name := CALL.match(answer, position)) is not None:
+                properties = properties_of(tools, name[1])
+                arguments, position = read_fields(answer, name.end(), quote, DEEPEST)
+                position = skip_space(answer, position)
+                values = {key: settled(value, properties.get(key)) for key, value in arguments.items()}
+                check_value(values)
+                calls.append(make_call(name[1], values))
+            if not calls:
                 raise Fault("a call begins with call:NAME{")
-            properties = properties_of(tools, name[1])
-            arguments, position = read_fields(answer, name.end(), quote, DEEPEST)
-            position = skip_space(answer, position)
             if position < len(answer) and not answer.startswith(end, position):
                 raise Fault(f"a call must be closed with {end}")
-            values = {key: settled(value, properties.get(key)) for key, value in arguments.items()}
-            check_value(values)
-            return [make_call(name[1], values)], min(len(answer), position + len(end))
+            return calls, min(len(answer), position + len(end))
 
         thinking, answer = split_thinking(text, marks, mark)
         return read_blocks(answer, mark, block, thinking, f"write {begin}call:NAME{{key:{quote}value{quote}}}{end}")

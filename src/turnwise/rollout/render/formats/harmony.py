@@ -15,6 +15,9 @@ from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.toolcalls import Fault, Format, make_call, read_json
 
 CONTROL = re.compile(r"<\|[a-z_]+\|>")
+CLOSING = re.compile(r"<\|(?:end|call|return)\|>")
+UNSTARTED = re.compile(r"(<\|(?:end|call|return)\|>[^<]{0,2000})(?=<\|channel\|>)")
+"""A message that follows another one without <|start|>."""
 RECIPIENT = re.compile(r"\bto=(\S+)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 FUNCTIONS = "functions."
@@ -28,40 +31,55 @@ HELP = (
 
 def read_harmony(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
     """The message of an action. Analysis is thinking, commentary to a function is a call, final is content. Other
-    commentary is content, or thinking if a call follows, because templates accept only one of them with a call."""
-    thoughts: list[str] = []
-    spoken: list[str] = []
-    preamble: list[str] = []
+    commentary is content, or thinking if a call follows, because templates accept only one of them with a call. A
+    message that cannot be read beside calls that can is told as a fault; without calls the whole action is at fault."""
+    said: dict[str, list[str]] = {"analysis": [], "commentary": [], "final": []}
     calls: list[ToolCall] = []
-    for number, part in enumerate(text.split("<|start|>")):
-        header, tag, body = part.partition("<|message|>")
-        if not tag:
-            raise Fault(f"a message has no body; {HELP}")
-        if number and not header.startswith("assistant"):
-            raise Fault(f"only the assistant speaks here; {HELP}")
-        body = closed(body)
-        channel = CHANNEL.search(header)
-        recipient = RECIPIENT.search(CONTROL.sub(" ", header))
-        if recipient:
-            calls.append(read_call(recipient[1], body))
-        elif channel is None or channel[1] not in ("analysis", "commentary", "final"):
-            raise Fault(f"a message needs a channel: analysis, commentary or final; {HELP}")
-        else:
-            {"analysis": thoughts, "commentary": preamble, "final": spoken}[channel[1]].append(body)
-    if not calls and not spoken and not preamble:
+    faults: list[Fault] = []
+    first, *parts = UNSTARTED.sub(r"\1<|start|>assistant", text).split("<|start|>")
+    if not parts or CONTROL.search(first):
+        parts = [f"assistant{first}", *parts]
+    elif first.strip():
+        said["commentary"].append(first.strip())
+    for part in parts:
+        try:
+            channel, body, after = read_part(part)
+            if channel.startswith("to="):
+                calls.append(read_call(channel.removeprefix("to="), body))
+            else:
+                said[channel].append(body)
+            said["commentary"] += [after] if after else []
+        except Fault as fault:
+            faults.append(fault)
+            said["commentary"].append(without_control(part))
+    if faults and not calls:
+        raise faults[0]
+    if not calls and not said["final"] and not said["commentary"]:
         raise Fault(f"there is nothing after the analysis; {HELP}")
     if calls:
-        return Message("assistant", "", "\n".join([*thoughts, *preamble, *spoken]), tuple(calls))
-    return Message("assistant", "\n".join([*preamble, *spoken]), "\n".join(thoughts))
+        thinking = "\n".join([*said["analysis"], *said["commentary"], *said["final"]])
+        return Message("assistant", "", thinking, tuple(calls), fault=str(faults[0]) if faults else "")
+    return Message("assistant", "\n".join([*said["commentary"], *said["final"]]), "\n".join(said["analysis"]))
 
 
-def closed(body: str) -> str:
-    """The body of a message without its closing token, which the last message does not have."""
-    for token in ("<|end|>", "<|call|>", "<|return|>"):
-        body = body.removesuffix(token)
-    if CONTROL.search(body):
+def read_part(part: str) -> tuple[str, str, str]:
+    """(channel or "to=" and recipient, body, text after the closing token) of what follows <|start|>."""
+    header, tag, rest = part.partition("<|message|>")
+    if not tag:
+        raise Fault(f"a message has no body; {HELP}")
+    if not header.startswith("assistant"):
+        raise Fault(f"only the assistant speaks here; {HELP}")
+    closing = CLOSING.search(rest)
+    body = rest[: closing.start()] if closing else rest
+    after = CLOSING.sub("", rest[closing.start() :]).strip() if closing else ""
+    if CONTROL.search(body) or CONTROL.search(after):
         raise Fault(f"a message has control tokens in its body; {HELP}")
-    return body
+    if recipient := RECIPIENT.search(CONTROL.sub(" ", header)):
+        return f"to={recipient[1]}", body, after
+    channel = CHANNEL.search(header)
+    if channel is None or channel[1] not in ("analysis", "commentary", "final"):
+        raise Fault(f"a message needs a channel: analysis, commentary or final; {HELP}")
+    return channel[1], body, after
 
 
 def read_call(recipient: str, body: str) -> ToolCall:

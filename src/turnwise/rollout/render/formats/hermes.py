@@ -28,7 +28,7 @@ HELP = 'write <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 def read_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
     thinking, answer = split_thinking(text, calls=BEGIN, call_ends_it=False)
     message = read_blocks(answer, BEGIN, read_tagged, thinking, HELP)
-    if CLOSE in message.content:
+    if CLOSE in message.content and not message.fault:
         raise Fault(f"{CLOSE} closes nothing; {HELP}")
     return message
 

@@ -44,7 +44,9 @@ CODE = re.compile(r"```(?:json)?\s*(?=\[\s*\{)")
 
 
 def named_tool(value: Any) -> ToolCall:
-    """A call of Cohere: tool_name and parameters."""
+    """A call of Cohere: tool_name and parameters, or the names that most others give them."""
+    if isinstance(value, dict) and "name" in value and "tool_name" not in value:
+        return call_of(value, "parameters")
     if not isinstance(value, dict) or "tool_name" not in value:
         raise Fault('a call is an object with "tool_name" and "parameters"')
     return make_call(value["tool_name"], value.get("parameters", {}), "parameters")

@@ -14,6 +14,7 @@ from turnwise.rollout.render.toolcalls import (
     Format,
     call_text,
     make_call,
+    read_blocks,
     read_json,
     spoken_with,
 )
@@ -21,51 +22,69 @@ from turnwise.rollout.render.toolcalls import (
 HELP = 'write {"name": ..., "parameters": {...}} and nothing else'
 OBJECT = re.compile(r'\{\s*"')
 SEPARATOR = re.compile(r"(?:[;,]|<\|python_tag\|>)\s*")
+TAG = re.compile(re.escape(PYTHON_TAG) + r'|(?<=\});\s*(?=\{\s*"name")')
+"""What begins calls: the tag, or a semicolon before a call that could not be read with those before it."""
+SEMICOLONS = re.compile(";+")
 CALL = re.compile(r'\{\s*"(?:name|type|function|parameters|arguments)"')
 
 
 def read_llama(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
-    """Calls after the tag or at the start of the text. Elsewhere the first object that looks like a call is one only if
-    it can be read: otherwise it is part of an answer."""
-    before, tag, after = text.partition(PYTHON_TAG)
-    if not tag and not OBJECT.match(text.lstrip()):
-        place = CALL.search(text)
-        if place is None:
-            return Message("assistant", text)
-        before, after = text[: place.start()], text[place.start() :]
-        try:
-            calls, rest = read_objects(after)
-        except Fault:
-            return Message("assistant", text)
-        return spoken_with("", [before, rest], calls) if calls else Message("assistant", text)
+    """Calls after each tag or at the start of the text. Elsewhere the first object that looks like a call is one only
+    if it can be read: otherwise it is part of an answer."""
+    if PYTHON_TAG in text:
+        return read_blocks(text, TAG, read_after_tag, "", HELP)
+    at_start = OBJECT.match(text.lstrip()) is not None
+    place = CALL.search(text)
+    if not at_start and place is None:
+        return Message("assistant", text)
+    start = 0 if at_start or place is None else place.start()
     try:
-        calls, rest = read_objects(after if tag else text)
+        calls, end = read_objects(text, start)
     except Fault as fault:
+        if not at_start:
+            return Message("assistant", text)
         raise Fault(f"a tool call could not be read: {fault}; {HELP}") from None
-    if not calls and tag:
-        raise Fault(f'a tool call could not be read: a call is an object with "name" and "parameters"; {HELP}')
+    return spoken_with("", [text[:start], text[end:]], calls) if calls else Message("assistant", text)
+
+
+def read_after_tag(text: str, position: int) -> tuple[list[ToolCall], int]:
+    calls, position = read_objects(text, position, partly=True)
     if not calls:
-        return Message("assistant", text)  # an answer that is JSON
-    return spoken_with("", [before if tag else "", rest], calls)
+        raise Fault('a call is an object with "name" and "parameters"')
+    return calls, position
 
 
-def read_objects(text: str) -> tuple[list[ToolCall], str]:
-    """(the calls at the start of a text, what follows them); no calls if the text is another JSON value."""
+def read_objects(text: str, position: int, *, partly: bool = False) -> tuple[list[ToolCall], int]:
+    """(the calls that begin at `position`, the position after them); no calls if all of it is another JSON value. With
+    `partly`, calls end before one that cannot be read."""
     calls: list[ToolCall] = []
-    position = 0
+    after = position
     while True:
-        value, position = read_json(text, position)
-        if not isinstance(value, dict) or "name" not in value:
-            if not calls and position == len(text):
-                return [], ""
+        try:
+            call, after_one = read_object(text, position)
+        except Fault:
+            if calls and partly:
+                return calls, after
+            raise
+        if call is None and not calls and after_one == len(text):
+            return [], after_one
+        if call is None:
             raise Fault('a call is an object with "name" and "parameters"')
-        arguments = value.get("parameters", value.get("arguments"))
-        calls.append(make_call(value["name"], arguments, "parameters"))
-        separator = SEPARATOR.match(text, position)
-        start = separator.end() if separator else position
-        if not OBJECT.match(text, start):
-            return calls, text[position:].lstrip(";")
-        position = start
+        calls.append(call)
+        after = after_one
+        separator = SEPARATOR.match(text, after)
+        position = separator.end() if separator else after
+        if not OBJECT.match(text, position):
+            rest = SEMICOLONS.match(text, after)
+            return calls, rest.end() if rest else after
+
+
+def read_object(text: str, position: int) -> tuple[ToolCall | None, int]:
+    """The call at `position`, None if the value there is no call, and the position after it."""
+    value, position = read_json(text, position)
+    if not isinstance(value, dict) or "name" not in value:
+        return None, position
+    return make_call(value["name"], value.get("parameters", value.get("arguments")), "parameters"), position
 
 
 def offer_llama(tools: Sequence[ToolSpec]) -> str:

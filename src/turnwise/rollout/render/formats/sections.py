@@ -30,13 +30,12 @@ from turnwise.rollout.render.toolcalls import (
 DEEPSEEK_BEGIN = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁begin｜>")
 DEEPSEEK_END = re.compile(r"\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?")
 DEEPSEEK_HEADER = re.compile(
-    r"\s{0,8}(?:function\s{0,8}<｜tool▁sep｜>)?\s{0,8}([^<\n{]{1,200}?)[ \t]{0,8}(?:<｜tool▁sep｜>|\n)\s{0,8}"
+    r"\s{0,8}(?:function\s{0,8}<｜tool▁sep｜>)?\s{0,8}([^<\n{`]{1,200}?)[ \t]{0,8}(?:<｜tool▁sep｜>|\n)\s{0,8}"
 )
 FENCE = re.compile(r"```(?:json)?\s*")
 KIMI_BEGIN = re.compile(r"(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>|<\|tool_calls?_section_begin\|>")
 KIMI_END = re.compile(r"\s*(?:<\|tool_call_end\|>)?\s*(?:<\|tool_calls?_section_end\|>)?")
 KIMI_HEADER = re.compile(r"\s{0,16}([^<]{0,300}?)\s{0,16}<\|tool_call_argument_begin\|>\s*")
-NUMBERED = re.compile(r"(.*?)(?::\d+)?", re.DOTALL)
 DEEPSEEK_HELP = (
     "write <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 )
@@ -98,8 +97,13 @@ def name_of(header: str, arguments: object, tools: Sequence[ToolSpec]) -> str:
         if len(tools) == 1 or len(best) == 1:
             return best[0] if len(best) == 1 else tools[0].name
         raise Fault("a call has no name")
-    found = NUMBERED.fullmatch(header)
-    return (found[1] if found else header).removeprefix("functions.").strip()
+    name, _, number = header.rpartition(":")
+    if number.isdecimal() and name:
+        return name.removeprefix("functions.").strip()
+    plain = header.removeprefix("functions.").strip()
+    if plain not in {tool.name for tool in tools} and (tools or plain != header):
+        raise Fault("the id of a call is functions.NAME:NUMBER")
+    return plain
 
 
 def kimi_id(call: ToolCall, number: int, total: int) -> str:

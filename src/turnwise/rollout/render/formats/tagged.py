@@ -24,9 +24,12 @@ from turnwise.rollout.render.toolcalls import (
     Fault,
     Format,
     Reader,
+    call_of,
     check_value,
     make_call,
     read_blocks,
+    read_json,
+    skip_space,
     split_thinking,
 )
 
@@ -51,6 +54,8 @@ class Tags:
     """Whether a block has one call, whose closing tag ends the block."""
     trim: bool = False
     """Whether the template writes line breaks around a value."""
+    json: bool = False
+    """Whether a block may have an object with "name" and "arguments" in place of tags."""
     help_text: str = ""
     marks: tuple[str, str] = (THINK, CLOSED)
 
@@ -80,9 +85,19 @@ def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
 
     def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         def block(answer: str, position: int) -> tuple[list[ToolCall], int]:
-            calls = []
+            calls: list[ToolCall] = []
+            if tags.json and answer.startswith("{", start := skip_space(answer, position)):
+                written, position = read_json(answer, start)
+                if not answer.startswith(tags.close_call, position):
+                    raise Fault(f"a call must be closed with {tags.close_call}")
+                return [call_of(written)], position + len(tags.close_call)
             while (name := call.match(answer, position)) is not None:
-                found, position = read_one(answer, name, inner, tags, value, tools)
+                try:
+                    found, position = read_one(answer, name, inner, tags, value, tools)
+                except Fault:
+                    if not calls:
+                        raise
+                    return calls, position  # the broken call is tried again by itself, and has its fault then
                 calls.append(found)
                 if tags.single:
                     break
@@ -127,6 +142,8 @@ def read_one(
         else:
             keep(mark.start())
             body = guessed(text[name.end() : mark.start()].strip()) if not arguments else None
+            if isinstance(body, str) and body and not body.startswith("<"):
+                raise Fault("a call has text that is no argument")
             arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
             return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
         position = mark.end()
@@ -169,11 +186,12 @@ def qwen_tags(prefix: str = "", *, trim: bool = True) -> Tags:
 GLM_TAGS = Tags(
     "<tool_call>",
     "(?!)",
-    r"([^<>\n]{1,200}?)\s{0,16}(?:\\n)?\s{0,16}(?=<arg_key>|</tool_call>)",
+    r"([^<>\n{]{1,200}?)\s{0,16}(?:\\n)?\s{0,16}(?=<arg_key>|</tool_call>)",
     "</tool_call>",
-    r"<arg_key>([^<>]{1,200})</arg_key>(?:\\n|\s){0,16}<arg_value>",
+    r"<arg_key>((?:(?!</?arg_)[^\n]){1,200})</arg_key>(?:\\n|\s){0,16}(?:<arg_value>|(?=[^<\s]))",
     "</arg_value>",
     single=True,
+    json=True,
     help_text="write <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
 )
 MINIMAX_TAGS = Tags(
