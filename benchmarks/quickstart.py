@@ -93,7 +93,9 @@ async def measure(
     return {
         "before": summary["before"]["sampled"],
         "after": summary["after"]["sampled"],
+        "before_greedy": summary["before"]["greedy"],
         "after_greedy": summary["after"]["greedy"],
+        **{f"{name}_{when}": value for when in ("before", "after") for name, value in summary["marks"][when].items()},
         "warm_start": warm,
         "updates_to_goal": watch.met.get("step", float("nan")),
         "seconds_to_goal": watch.met.get("at", float("nan")) - start,

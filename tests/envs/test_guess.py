@@ -140,3 +140,11 @@ def test_more_tasks_than_there_are():
 def test_bounds_that_make_no_task_are_a_mistake():
     with pytest.raises(ValueError, match="at least 2"):
         Guess.tasks("train", 0, high=1)
+
+
+def test_the_bounds_of_held_out_tasks_never_occur_in_training():
+    train, held = (
+        {(task.data["low"], task.data["high"]) for task in Guess.tasks(split, 0, count=400, high=32)}
+        for split in ("train", "heldout")
+    )
+    assert not train & held

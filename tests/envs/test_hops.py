@@ -223,3 +223,28 @@ def test_calls_that_were_parsed_already_are_taken():
         return await environment.step(Message("assistant", "", calls=(answer,)))
 
     assert run(play()).outcome == 1.0
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_half_mistake_keeps_the_verb_or_the_name(done):
+    """So a demonstration may go on where it should have answered, which a policy has to try before it can learn it."""
+    environment = opened(links=1, mistakes="half")
+    right = ("get", environment.path[0])
+    if done:
+        say(environment, f"get {environment.path[0]}")
+        right = ("answer", environment.path[1])
+    said = [environment.demonstrate(1.0, Random(seed)).split() for seed in range(200)]
+    kept_name = [verb for verb, name in said if name == right[1]]
+    assert all(verb == right[0] for verb, name in said if name != right[1])
+    assert 60 < sum(verb != right[0] for verb in kept_name) < 140
+
+
+@pytest.mark.parametrize(("lookups", "said"), [(0, 3), (1, 1), (2, 2), (9, 3)])
+def test_a_demonstration_may_answer_after_some_lookups(lookups, said):
+    environment = opened(links=3, lookups=lookups)
+    spoken = []
+    while not spoken or not spoken[-1].startswith("answer"):
+        spoken.append(environment.demonstrate(0.0, Random(0)))
+        reply = say(environment, spoken[-1])
+    assert spoken == [*(f"get {name}" for name in environment.path[:said]), f"answer {environment.path[said]}"]
+    assert reply.outcome == float(said == 3)

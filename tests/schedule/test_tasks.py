@@ -1,10 +1,11 @@
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.schedule.tasks import TaskOrder
+from turnwise.schedule.tasks import FreshTasks, TaskOrder
 from turnwise.types import Task
 
 
@@ -59,9 +60,9 @@ def test_any_stretch_of_a_run_is_mixed_by_weight(parts, count, seed):
             share = number * weight / sum(weights.values())
             assert abs(counts[name] - share) < len(parts)
     for name, number in counts.items():
-        counts = Counter(task.id for task in tasks.datasets[name])
+        counts = Counter(task.id for task in tasks.datasets[name].tasks)
         assert number <= count
-        assert len(counts) == len(tasks.datasets[name])
+        assert len(counts) == len(tasks.datasets[name].tasks)
 
 
 def test_weights_are_relative():
@@ -105,3 +106,28 @@ def test_a_single_task_is_met_again_and_again():
     tasks = order({"a": 1})
     assert [(tasks.draw().task.id, epoch) for epoch in range(3)] == [("a-0", 0), ("a-0", 1), ("a-0", 2)]
     assert tasks.draw().epoch == 3
+
+
+def fresh(worlds=1000, seed=0):
+    """A dataset of new tasks, from a world of so many."""
+    return FreshTasks(lambda number: Task(f"a-{Random(f'{seed}/{number}').randrange(worlds)}", "a"))
+
+
+def test_a_fresh_task_depends_on_its_visit_alone():
+    whole, resumed = (TaskOrder({"a": fresh()}, {"a": 1.0}, 0) for _ in range(2))
+    resumed.skip(13)
+    assert [whole.draw() for _ in range(20)][13:] == [resumed.draw() for _ in range(7)]
+
+
+def test_a_fresh_task_that_comes_again_knows_how_often():
+    """Its sampling noise depends on that, so that a second visit is not the first one once more."""
+    tasks = TaskOrder({"a": fresh(worlds=3)}, {"a": 1.0}, 0)
+    drawn = [tasks.draw() for _ in range(30)]
+    assert len({(draw.task.id, draw.epoch) for draw in drawn}) == 30
+    assert tasks.metrics(30) == {"tasks/distinct": 3.0, "tasks/epochs": 10.0}
+    assert tasks.metrics(1) == {"tasks/distinct": 1.0, "tasks/epochs": 1.0}
+
+
+def test_fresh_and_fixed_tasks_mix():
+    tasks = TaskOrder({"a": fresh(), "b": dataset("b", 2)}, {"a": 1.0, "b": 1.0}, 0)
+    assert Counter(tasks.draw().task.dataset for _ in range(10)) == {"a": 5, "b": 5}

@@ -32,7 +32,8 @@ class Guess:
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 256, high: int = 64) -> Iterator[Task]:
-        """Different pairs of bounds within 1..high with a secret between them."""
+        """Different pairs of bounds within 1..high with a secret between them. The bounds decide the split: were it the
+        secret too, training would teach which numbers between known bounds are never the secret, those held out."""
         if high < 2:
             raise ValueError(f"high = {high}: needs at least 2")
 
@@ -40,7 +41,7 @@ class Guess:
             low, top = sorted(random.sample(range(1, high + 1), 2))
             return {"low": low, "high": top, "secret": random.randint(low, top)}
 
-        return draw_tasks("guess", split, count, seed, draw)
+        return draw_tasks("guess", split, count, seed, draw, decides=lambda data: [data["low"], data["high"]])
 
     async def open(self, task: Task) -> Reply:
         self.low, self.high, self.secret = task.data["low"], task.data["high"], task.data["secret"]

@@ -36,13 +36,22 @@ class Hops:
     task_fields: ClassVar[dict[str, Any]] = {"store": int, "links": int}
 
     def __init__(
-        self, commands: Literal["plain", "tool"] = "plain", link_reward: float = 0.0, window: bool = False
+        self,
+        commands: Literal["plain", "tool"] = "plain",
+        link_reward: float = 0.0,
+        window: bool = False,
+        mistakes: Literal["whole", "half"] = "whole",
+        lookups: int = 0,
     ) -> None:
         """commands: how actions are written. link_reward: paid for each link followed for the first time. window: show
-        only the question and the last observation, so that prompts are not extensions of each other."""
+        only the question and the last observation, so that prompts are not extensions of each other. mistakes: what a
+        demonstrated mistake is, any verb with any name (whole), or the other verb or any name (half). lookups: how many
+        a demonstration makes before it answers with the name that it has come to, right or wrong; 0 for all links."""
         self.commands = commands
         self.link_reward = link_reward
         self.window = window
+        self.mistakes = mistakes
+        self.lookups = lookups
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 2048, links: tuple[int, int] = (1, 4)) -> Iterator[Task]:
@@ -71,9 +80,7 @@ class Hops:
         verb, name = self.parse(message)
         if verb == "answer":
             right = name == self.path[-1]
-            return Reply(
-                finished=True, outcome=float(right), marks={"links_followed": self.followed / (len(self.path) - 1)}
-            )
+            return Reply(finished=True, outcome=float(right), marks=self.marks)
         if verb != "get":
             return self.observe("say get NAME or answer NAME")
         if name not in self.leads_to:
@@ -89,9 +96,14 @@ class Hops:
 
     def observe(self, text: str, reward: float = 0.0) -> Reply:
         if not self.window:
-            return Reply((Message("user", text),), reward=reward)
+            return Reply((Message("user", text),), reward=reward, marks=self.marks)
         observation = Message("user", f"{text}, {len(self.path) - 1 - self.followed} to go")
-        return Reply((observation,), reward=reward, history=(*self.head, observation))
+        return Reply((observation,), reward=reward, marks=self.marks, history=(*self.head, observation))
+
+    @property
+    def marks(self) -> dict[str, float]:
+        """The share of links followed so far, with every answer: an attempt that never ends has it too."""
+        return {"links_followed": self.followed / (len(self.path) - 1)}
 
     def parse(self, message: Message) -> tuple[str, str]:
         """Verb and name of an action; empty strings where there are none."""
@@ -109,10 +121,16 @@ class Hops:
 
     def demonstrate(self, noise: float, random: Random) -> str:
         """What an expert says now; with probability `noise` a mistake."""
-        done = self.followed == len(self.path) - 1
+        links = len(self.path) - 1
+        done = self.followed >= min(self.lookups or links, links)
         verb, name = ("answer" if done else "get"), self.path[self.followed]
         if random.random() < noise:
-            verb, name = random.choice(("get", "answer")), random.choice(NAMES)
+            if self.mistakes == "whole":
+                verb, name = random.choice(("get", "answer")), random.choice(NAMES)
+            elif random.random() < 0.5:
+                verb = "answer" if verb == "get" else "get"
+            else:
+                name = random.choice(NAMES)
         if self.commands == "plain":
             return f"{verb} {name}"
         call = json.dumps({"name": verb, "arguments": {"name": name}})

@@ -10,7 +10,9 @@ from turnwise.evaluation.evaluator import Evaluation
 from turnwise.evaluation.result import Result
 from turnwise.evaluation.target import EvaluationTarget
 from turnwise.runs.screen import table
+from turnwise.runs.transcript import visible
 
+MARK = "marks/"
 FAILED = "attempts that failed have not succeeded, and have no part in the mean return"
 
 
@@ -55,10 +57,27 @@ class EvaluationReport:
         lines = table(
             (*head, "return", "tasks", "attempts", "failed"), [row_of(name, result, sizes) for name, result in rows]
         )
+        lines += marks_of(self.evaluations)
         if any(evaluation.result.num_failed for evaluation in self.evaluations):
             lines.append(FAILED)
         files = ", ".join(evaluation.path.stem for evaluation in self.evaluations)
         return [self.target.name, *lines, f"every attempt is in {self.folder}/: {files}, as .parquet and .jsonl"]
+
+
+def marks_of(evaluations: Sequence[Evaluation]) -> list[str]:
+    """A line for each mark that the environment leaves: its mean over the attempts that have it."""
+    means = {
+        evaluation.kind: {
+            name.removeprefix(MARK): value
+            for name, value in evaluation.result.metrics(evaluation.version).items()
+            if name.startswith(MARK)
+        }
+        for evaluation in evaluations
+    }
+    return [
+        f"{visible(name)}: " + ", ".join(f"{of[name]:.3f} {kind}" for kind, of in means.items() if name in of)
+        for name in sorted({name for of in means.values() for name in of})
+    ]
 
 
 def row_of(name: str, result: Result, sizes: Sequence[int]) -> tuple[str, ...]:

@@ -93,6 +93,12 @@ class EnvironmentConfig(Section):
     """Arguments of the environment's constructor."""
     tasks: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's `tasks` function, besides split and seed."""
+    demonstrated: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `tasks` that are others where tasks are drawn to be demonstrated, for instance shorter ones; empty
+    demonstrates tasks like those of training."""
+    fresh: bool = False
+    """Whether every visit of training draws a new task by the environment's `tasks` function, with a seed of its own,
+    instead of going through `count` fixed ones again and again."""
     data: str = ""
     """Tasks instead of the environment's: a file of JSON lines or Parquet, hf:NAME for a Hugging Face dataset, or
     "module:function"."""
@@ -123,6 +129,12 @@ class EnvironmentConfig(Section):
             raise ValueError("heldout is ignored without data; set data too")
         if self.data and self.tasks:
             raise ValueError("tasks is ignored with data, which holds them; remove one")
+        if self.data and self.fresh:
+            raise ValueError("fresh draws by the environment's tasks, and data holds them; remove one")
+        if self.fresh and "count" in self.tasks:
+            raise ValueError("tasks.count is ignored with fresh = true, which draws one for each visit; remove it")
+        if self.data and self.demonstrated:
+            raise ValueError("demonstrated is ignored with data, which holds the tasks; remove one")
         return self
 
     @model_validator(mode="after")

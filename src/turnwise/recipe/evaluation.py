@@ -31,5 +31,12 @@ class EvaluationConfig(Section):
     """Held-out tasks per environment before and after training."""
     attempts: int = Field(1, ge=1)
     """Attempts per task."""
+    greedy: bool = False
+    """Whether evaluations during training are made greedily too; those before and after training always are."""
     sampling: EvaluationSamplingConfig = EvaluationSamplingConfig()
     """How the sampled evaluation samples."""
+
+    @property
+    def most_tasks(self) -> int:
+        """Held-out tasks per environment of the largest evaluation."""
+        return max(self.tasks, self.final_tasks)

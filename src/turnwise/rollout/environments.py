@@ -13,6 +13,9 @@ from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit
 from turnwise.rollout.scene import Play
 from turnwise.types import Task
 
+DEMONSTRATED = "demonstrated"
+"""In place of a split: the training tasks that are demonstrated, which may be easier than the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetEnvironments:
@@ -23,7 +26,7 @@ class DatasetEnvironments:
     make_heldout: Callable[[], Environment]
     """Makes a fresh one for held-out attempts and demonstrations, which have one seat."""
     draw: Callable[[str, int | None], list[Task]]
-    """(split, count) -> that many of its tasks, or all."""
+    """(split or DEMONSTRATED, count) -> that many of its tasks, or all."""
     host: EnvironmentHost
     """Where they live, and how their calls are put together."""
     open_limit: OpenLimit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -37,29 +38,80 @@ class Draws(Protocol):
         ...
 
 
+class FixedTasks:
+    """A dataset that is gone through again and again, in a new order each time."""
+
+    def __init__(self, name: str, tasks: Sequence[Task], seed: int) -> None:
+        if not tasks:
+            raise ValueError(f"the dataset {name} has no tasks")
+        self.name = name
+        self.tasks = tasks
+        self.seed = seed
+        self.shuffled: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
+
+    def visit(self, number: int) -> tuple[Task, int]:
+        """(the task of the `number`-th visit, how often it was visited before)."""
+        epoch, index = divmod(number, len(self.tasks))
+        if self.shuffled[0] != epoch:
+            random = np.random.default_rng(seed_of(self.seed, "order", self.name, epoch))
+            self.shuffled = epoch, random.permutation(len(self.tasks))
+        return self.tasks[self.shuffled[1][index]], epoch
+
+    def num_distinct(self, num_visits: float) -> int:
+        return len(self.tasks)
+
+
+@dataclass(slots=True)
+class FreshTasks:
+    """A dataset that draws a new task for every visit: the task is a function of the number of the visit alone.
+
+    Example:
+        FreshTasks(lambda number: Task(f"a-{number}", "a")).visit(7)
+    """
+
+    draw: Callable[[int], Task]
+    """The task of a visit, by its number."""
+    visits: dict[str, int] = field(default_factory=dict)
+    """How often each task was visited: small worlds draw the same again."""
+    firsts: list[int] = field(default_factory=list)
+    """The visits at which a task was new."""
+
+    def visit(self, number: int) -> tuple[Task, int]:
+        """(the task of the `number`-th visit, how often the same was drawn before). Visits are made in order."""
+        task = self.draw(number)
+        before = self.visits.get(task.id, 0)
+        self.visits[task.id] = before + 1
+        if not before:
+            self.firsts.append(number)
+        return task, before
+
+    def num_distinct(self, num_visits: float) -> int:
+        return bisect_left(self.firsts, num_visits)
+
+
 class TaskOrder:
-    """Datasets mixed by weight, each reshuffled every time it is exhausted.
+    """Datasets mixed by weight. One of fixed tasks is reshuffled every time it is exhausted.
 
     Example:
         TaskOrder({"hops": tasks}, {"hops": 1.0}, seed=0).draw()
     """
 
-    def __init__(self, datasets: Mapping[str, Sequence[Task]], weights: Mapping[str, float], seed: int) -> None:
-        for name, tasks in datasets.items():
-            if not tasks:
-                raise ValueError(f"the dataset {name} has no tasks")
-        self.datasets = datasets
+    def __init__(
+        self, datasets: Mapping[str, Sequence[Task] | FreshTasks], weights: Mapping[str, float], seed: int
+    ) -> None:
+        self.datasets = {
+            name: tasks if isinstance(tasks, FreshTasks) else FixedTasks(name, tasks, seed)
+            for name, tasks in datasets.items()
+        }
         self.weights = weights
-        self.seed = seed
         self.number = 0
         self.drawn = dict.fromkeys(datasets, 0)
-        self.orders: dict[str, tuple[int, np.ndarray]] = {}
 
     def draw(self) -> Draw:
         """The next task, from the dataset that is furthest behind its share, so that all parts of a run are mixed."""
         name = min(self.datasets, key=lambda name: (self.drawn[name] + 0.5) / self.weights[name])
-        epoch, index = divmod(self.drawn[name], len(self.datasets[name]))
-        draw = Draw(self.number, self.datasets[name][self.order(name, epoch)[index]], epoch)
+        task, epoch = self.datasets[name].visit(self.drawn[name])
+        draw = Draw(self.number, task, epoch)
         self.drawn[name] += 1
         self.number += 1
         return draw
@@ -70,13 +122,10 @@ class TaskOrder:
             self.draw()
 
     def metrics(self, num_draws: int) -> dict[str, float]:
-        """How many tasks there are, and how often that many draws use each task of the most used dataset."""
+        """How many tasks there are, or were drawn where each visit draws a new one, and how often that many draws use
+        each task of the most used dataset."""
         total = sum(self.weights[name] for name in self.datasets)
-        epochs = [self.weights[name] / total * num_draws / len(tasks) for name, tasks in self.datasets.items()]
-        return {"tasks/distinct": float(sum(map(len, self.datasets.values()))), "tasks/epochs": max(epochs)}
-
-    def order(self, name: str, epoch: int) -> np.ndarray:
-        if self.orders.get(name, (-1,))[0] != epoch:
-            random = np.random.default_rng(seed_of(self.seed, "order", name, epoch))
-            self.orders[name] = epoch, random.permutation(len(self.datasets[name]))
-        return self.orders[name][1]
+        visits = {name: self.weights[name] / total * num_draws for name in self.datasets}
+        distinct = {name: tasks.num_distinct(visits[name]) for name, tasks in self.datasets.items()}
+        epochs = max(visits[name] / max(1, distinct[name]) for name in self.datasets)
+        return {"tasks/distinct": float(sum(distinct.values())), "tasks/epochs": epochs}
