@@ -5,7 +5,7 @@
 
 A step is 8 tasks x 8 attempts at temperature 1 and one optimizer step on all of them, in float32. Both sides load one
 model, warm-started once, and meet the same tasks in the same order; each runs in a process of its own. Workloads:
-    hops     of recipes/quickstart.toml: up to 8 turns of a few tokens
+    hops     of recipes/hops.toml: up to 8 turns of a few tokens
     pages    8 turns, observations of 200 to 400 tokens: benchmarks/pages.py
 TRL is set up in benchmarks/trl_trainer.py, which says what its variants are. Figures are of steps after the first:
     CPU, wall    seconds per step, median and range; x is how many times the fastest variant of TRL
@@ -38,6 +38,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 from turnwise.assemble.environments import environment_makers, task_order, tasks_of
 from turnwise.assemble.model import limits, set_threads
+from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import open_environments, open_tracker, run_parts
 from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
@@ -53,7 +54,7 @@ from turnwise.training.state import State
 from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent
-QUICKSTART = HERE.parent / "recipes" / "quickstart.toml"
+QUICKSTART = HERE.parent / "recipes" / "hops.toml"
 MODELS = {"1M": {"hidden": 128, "layers": 5}, "6M": {"hidden": 256, "layers": 8}}
 RATES = {"1M": 7e-4, "6M": 3e-4}
 LONG = {"max_turns": 8, "max_prompt_tokens": 3584, "max_action_tokens": 8, "max_trajectory_tokens": 3592}
@@ -188,9 +189,9 @@ async def train_turnwise(request: dict[str, Any]) -> dict[str, Any]:
             gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
     with open_environments(recipe) as environments, closing(open_tracker(recipe, folder)) as tracker:
-        async with run_parts(recipe, environments, model, tokenizer, folder.evaluations) as parts:
+        async with run_parts(recipe, environments, ModelSource(model, tokenizer), folder.evaluations) as parts:
             learner: Any = parts.loop.learner
-            learner.stepper.optimizer.register_step_pre_hook(keep_first)
+            learner.stepper.optimizers[0].register_step_pre_hook(keep_first)
             watch.engine = parts.loop.engine.model  # type: ignore[attr-defined]
             watch.laps.resting = peak_memory()
             await Run(recipe, folder, parts, State(), watch, tracker).train(stop)

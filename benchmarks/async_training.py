@@ -2,9 +2,9 @@
 
     python benchmarks/async_training.py [--quick] [--json PATH] [--seeds 0 1 2 3] [--lag 2]
 
-The quickstart, every environment call delayed by a lognormal time (sigma 1) whose scale is first fitted so that waiting
-makes up 60 % of a synchronous step. Then, for each seed, the same recipe with max_lag = 0 and with lag: seconds per
-step without evaluations, and held-out success after the same number of updates.
+The recipe hops, every environment call delayed by a lognormal time (sigma 1) whose scale is first fitted so that
+waiting makes up 60 % of a synchronous step. Then, for each seed, the same recipe with max_lag = 0 and with lag: seconds
+per step without evaluations, and held-out success after the same number of updates.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 from turnwise.assemble.checks import check
 from turnwise.assemble.model import set_threads
+from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import open_environments, open_tracker, run_parts
 from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
@@ -40,13 +41,13 @@ from turnwise.training.run import Run
 from turnwise.training.state import State
 from turnwise.types import turns_of
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
+RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
 SHARE = 0.6
 QUICK = ("steps=3", "groups_per_step=4", "evaluation.final_tasks=1", "sft.updates=8")
 
 
 class Late(Hops):
-    """The quickstart's environment, with answers that come late."""
+    """The environment of hops, with answers that come late."""
 
     def __init__(self, scale: float = 0.0, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,7 +87,7 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
     with open_environments(plain) as environments:
         model, tokenizer = await starting_model(plain, environments, screen, {}, asyncio.Event())
     with open_environments(recipe) as environments, closing(open_tracker(recipe, made)) as tracker:
-        async with run_parts(recipe, environments, model, tokenizer, made.evaluations) as parts:
+        async with run_parts(recipe, environments, ModelSource(model, tokenizer), made.evaluations) as parts:
             own = Run(recipe, made, parts, State(), screen, tracker)
             if recipe.evaluation.final_tasks > 1:
                 await own.before()

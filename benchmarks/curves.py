@@ -45,7 +45,7 @@ from turnwise.tokens import extends
 from turnwise.training.loop import Stages
 from turnwise.types import Group, Turn, turns_of
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
+RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
 GOAL = 0.90
 SETTINGS = ["model.threads=1", "evaluation.tasks=256", "evaluation.final_tasks=256"]
 QUICK = ["steps=3", "groups_per_step=4", "evaluation.tasks=16", "evaluation.final_tasks=16", "sft.updates=8"]

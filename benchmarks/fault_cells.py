@@ -410,7 +410,7 @@ CELLS = (
     Cell("SIGTERM", "a step at lag 2", partial(signalled, after=lines(3), number=signal.SIGTERM), LAGGED, same=False),
     Cell("SIGINT twice", "first evaluation", partial(signalled, after=warmed, number=signal.SIGINT, times=2)),
     Cell("SIGINT twice", "a step", partial(signalled, after=lines(3), number=signal.SIGINT, times=2)),
-    Cell("SIGINT", "learner ranks start", interrupted_while_ranks_start, ("cluster.ranks=2",), same=False),
+    Cell("SIGINT", "learner ranks start", interrupted_while_ranks_start, ("cluster.fsdp=2",), same=False),
     Cell("full disk", "before the start", partial(disk_full, after=begun, how="full at the start")),
     Cell("full disk", "a step", partial(disk_full, after=lines(3))),
     Cell("full disk", "a checkpoint is written", partial(disk_full, after=checkpointing)),
@@ -516,7 +516,7 @@ CELLS = (
         "learner rank killed",
         "a step",
         partial(child_killed, name="engines.remote.child", goes_on=False),
-        ("cluster.ranks=2",),
+        ("cluster.fsdp=2",),
         same=False,
     ),
 )

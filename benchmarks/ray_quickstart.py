@@ -19,8 +19,8 @@ from turnwise.recipe.parse import load_recipe
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
-SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "model.threads=1"]
+RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
+SPREAD = ["cluster.placement=disaggregated", "cluster.fsdp=2", "cluster.replicas=2", "model.threads=1"]
 
 
 def main() -> None:

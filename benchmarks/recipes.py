@@ -2,7 +2,7 @@
 
     python benchmarks/recipes.py [--quick] [--json PATH] [--only ppo gigpo] [--seeds 0 1 2] [--out FOLDER]
 
-All start from the warm start of their seed. The teacher of the distillation is what the quickstart comes to, with seed
+All start from the warm start of their seed. The teacher of the distillation is what the recipe hops comes to, with seed
 0; it is trained first. With --out, a picture of the curves is written.
 """
 
@@ -110,8 +110,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "distill" in runs:
-            trained("quickstart", 0, folder, overrides)
-            teacher = latest_checkpoint(RunFolder.open(folder / "quickstart-0").checkpoints)
+            trained("hops", 0, folder, overrides)
+            teacher = latest_checkpoint(RunFolder.open(folder / "hops-0").checkpoints)
             assert teacher is not None
         for seed in seeds:
             for recipe, found in runs.items():

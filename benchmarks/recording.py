@@ -27,7 +27,7 @@ from turnwise.runs.tracker import JsonLines
 from turnwise.runs.why.watcher import Watcher
 from turnwise.training import loop, run
 
-RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml"
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "hops.toml"
 LIMIT = 0.02
 METRICS = "metrics from groups"
 TIMED: dict[str, list[tuple[Any, str]]] = {

@@ -34,6 +34,7 @@ BENCHMARKS = {
     "faults": [],
     "soak": [],
     "why": [],
+    "learned": [],
 }
 """By script: arguments of a whole run."""
 

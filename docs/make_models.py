@@ -27,6 +27,7 @@ from turnwise.learn.policy import Policy
 from turnwise.messages import Message
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
+from turnwise.plan.rows import in_rows
 from turnwise.types import StopReason, Turn
 
 VOCABULARY = 64
@@ -37,11 +38,11 @@ HEAD = """# Models
 Which causal language models of transformers {version} are trained exactly, and why the others are refused. This page is
 made by `python docs/make_models.py`.
 
-A run checks two things before it starts. First the configuration of the model: recurrent state, dropout, a router loss,
-or positions that change with the length of a row are refused. Then its computation: a few short turns with common
-prefixes, laid out by the recipe's `layout`, must give the same logits as transformers gives for one row per turn, also
-with short attention windows if it has any. Architectures that are not on this page are checked in the same way. A
-refusal is one line that says what to change, if anything can be changed.
+A run checks two things before it starts. First the configuration of the model: dropout, a router loss, or positions
+that change with the length of a row are refused, and recurrent state unless `layout = "rows"`. Then its computation: a
+few short turns with common prefixes, laid out by the recipe's `layout`, must give the same logits as transformers gives
+for one row per turn, also with short attention windows if it has any. Architectures that are not on this page are
+checked in the same way. A refusal is one line that says what to change, if anything can be changed.
 """
 EXACT = """
 ## Trained
@@ -58,6 +59,17 @@ For each architecture, a small model with random parameters computed turns that 
 
 | architecture | tree | packed | engine | window |
 |---|---|---|---|---|
+"""
+IN_ROWS = """
+## Trained in rows
+
+These hand a state from token to token, or have other layers that a tree cannot share. With `layout = "rows"` they train
+all the same: each attempt whose history only grew is a row, any other turn is one, and no prefix is shared. The
+in-process engine cannot sample from them; vLLM can, where it has the model. *rows*: relative error of the gradient of
+all parameters against padded rows with a mask, in float64.
+
+| architecture | rows | why not in a tree |
+|---|---|---|
 """
 REFUSED = """
 ## Refused
@@ -116,6 +128,12 @@ SIZES = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
     # states
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_heads": 2,
+    "linear_head_dim": 8,
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
     "mamba_d_state": 8,
@@ -130,10 +148,14 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "mamba2": {"num_heads": 8, "head_dim": 8},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "zamba": {"layer_types": ["mamba", "hybrid"]},
     "zamba2": {"layer_types": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
@@ -186,6 +208,8 @@ class Finding:
     tree: float = 0.0
     """Relative error of the gradient against padded rows, in float64."""
     packed: float = 0.0
+    rows: float | None = None
+    """The same of a layout of rows, where the others are refused."""
     engine: float = 0.0
     """Largest difference of logprobs between the engine that sampled and padded rows, in float32; nan if it failed."""
     window: int = 0
@@ -286,8 +310,8 @@ def gradient(model: Any, logprobs: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()])
 
 
-def gradient_errors(model: Any) -> list[float]:
-    """Of tree and packed against padded rows, in float64; the model goes through no float32 on the way."""
+def gradient_errors(model: Any, layouts: Sequence[Layout] = (cut, pack)) -> list[float]:
+    """Of layouts against padded rows, in float64; the model goes through no float32 on the way."""
     turns = some_turns()
     model = copy.deepcopy(model).double()
     if model._can_set_experts_implementation():
@@ -296,7 +320,7 @@ def gradient_errors(model: Any) -> list[float]:
         model.set_attn_implementation("eager")
         wanted = gradient(model, padded(model, turns))
         errors = []
-        for layout in (cut, pack):
+        for layout in layouts:
             policy = Policy(model, dtype=torch.float64, layout=layout, longest=LONGEST)
             found = gradient(model, laid_out(policy, turns, layout))
             errors.append(float((found - wanted).norm() / wanted.norm()))
@@ -343,7 +367,7 @@ def examine(name: str) -> Finding:
     try:
         Policy(model, longest=LONGEST)
     except ValueError as error:
-        return Finding(name, refused=str(error))
+        return in_rows_only(name, model, str(error))
     config = model.config.get_text_config()
     window = min((tokens for tokens, _ in windows(config)), default=0)
     tree, packed = gradient_errors(small_model(name, sliding_window=8) if window else model)
@@ -354,8 +378,23 @@ def examine(name: str) -> Finding:
     return Finding(name, tree=tree, packed=packed, engine=engine, window=window)
 
 
+def in_rows_only(name: str, model: Any, refusal: str) -> Finding:
+    """What comes of an architecture that no tree computes."""
+    if 'set layout = "rows"' not in refusal:
+        return Finding(name, refused=refusal)
+    reason = refusal.removeprefix("this model ").partition("; set layout")[0]
+    try:
+        Policy(model, longest=LONGEST, layout=in_rows)
+        [error] = gradient_errors(model, [in_rows])
+    except Exception as failure:  # transformers' own, of a model that it cannot train on a CPU
+        return Finding(name, refused=f"{reason}; in rows: {failure}".splitlines()[0][:200])
+    return Finding(name, refused=reason, rows=error)
+
+
 def line(finding: Finding) -> str:
     """One row of a table."""
+    if finding.rows is not None:
+        return f"| {finding.name} | {finding.rows:.0e} | {finding.refused} |"
     if told := finding.refused or finding.untried:
         return f"| {finding.name} | {told} |"
     engine = "fails" if np.isnan(finding.engine) else f"{finding.engine:.0e}"
@@ -364,7 +403,11 @@ def line(finding: Finding) -> str:
 
 def page(findings: Sequence[Finding]) -> str:
     tables = {EXACT: [f for f in findings if not f.refused and not f.untried]}
-    tables |= {REFUSED: [f for f in findings if f.refused], UNTRIED: [f for f in findings if f.untried]}
+    tables |= {IN_ROWS: [f for f in findings if f.rows is not None]}
+    tables |= {
+        REFUSED: [f for f in findings if f.refused and f.rows is None],
+        UNTRIED: [f for f in findings if f.untried],
+    }
     parts = [HEAD.format(version=importlib.metadata.version("transformers"))]
     parts += [head + "\n".join(map(line, rows)) + "\n" for head, rows in tables.items() if rows]
     return "".join(parts)

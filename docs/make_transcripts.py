@@ -88,11 +88,11 @@ A conversation that is written in a format and read again is the same, but for w
 
 """
 TAIL = """
-No format but turnwise's own keeps the rewards of single turns, versions of the weights, times, credit and the tools of
-later turns. ATIF holds the exact tokens and logprobs of each turn with `--tokens`; they are written, and not read.
-`turnwise export` leaves out, with a line that says how many and why: attempts whose history was rewritten, so that the
-model saw another conversation, attempts of an archive from before the first prompt's messages were recorded, and those
-with a call that has no result.
+No format but turnwise's own keeps the rewards of single turns, versions of the weights, times, credit, routes of
+mixtures and the tools of later turns. ATIF holds the exact tokens and logprobs of each turn with `--tokens`; they are
+written, and not read. `turnwise export` leaves out, with a line that says how many and why: attempts whose history was
+rewritten, so that the model saw another conversation, attempts of an archive from before the first prompt's messages
+were recorded, and those with a call that has no result.
 
 ## turnwise's own archive
 

@@ -33,7 +33,8 @@ def test_a_step_goes_through_five_files_and_the_docs_name_them(tmp_path, monkeyp
 
     def watched(self, *arguments, **named):
         made(self, *arguments, **named)
-        self.optimizer.register_step_pre_hook(lambda *_: seen.append(files_on_the_stack()))
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(lambda *_: seen.append(files_on_the_stack()))
 
     monkeypatch.setattr(Stepper, "__init__", watched)
     small = ["sft.updates=0", "steps=1", "groups_per_step=1", "evaluation.final_tasks=1"]

@@ -13,7 +13,7 @@ SOURCE = Path(turnwise.__file__).parent
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "pyarrow", "rich", "matplotlib")
 
 LAYERS = (
-    {"types", "allowed", "messages", "tokens", "pretrained", "seeds", "frames", "disk", "atomic"},
+    {"types", "allowed", "messages", "routes", "tokens", "pretrained", "seeds", "frames", "disk", "atomic"},
     {"recipe"},
     {"credit", "plan", "runs", "data", "interop", "envs", "weights", "engines", "learn"},
     {"rollout"},
@@ -21,7 +21,7 @@ LAYERS = (
     {"training", "evaluation"},
     {"serve", "cluster"},
     {"assemble"},
-    {"inspect", "view", "testing"},
+    {"inspect", "view", "testing", "preflight"},
     {"cli"},
     {"api"},
 )

@@ -18,7 +18,13 @@ class CausalLM(Protocol):
 
     config: Any
     """Its attributes differ from one architecture to the next."""
+    generation_config: Any
     supports_gradient_checkpointing: bool
+    _supports_sdpa: bool
+    tp_plan: dict[str, str]
+    """How transformers divides its layers among processes that compute them together."""
+    ep_plan: dict[str, str]
+    """How it divides its experts."""
 
     @property
     def device(self) -> torch.device: ...
@@ -52,11 +58,15 @@ class CausalLM(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> object: ...
 
+    def can_generate(self) -> bool: ...
+
     def save_pretrained(self, save_directory: Path, *, state_dict: dict[str, torch.Tensor] | None = None) -> object: ...
 
     # ------------------------------------------------------------ how it computes
 
-    def to(self, device: str | torch.dtype) -> Self: ...
+    def to(self, device: str | torch.device | torch.dtype) -> Self: ...
+
+    def to_empty(self, *, device: str) -> Self: ...
 
     def cpu(self) -> Self: ...
 

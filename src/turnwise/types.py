@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from turnwise.allowed import Allowed
 from turnwise.messages import Message, ToolSpec
+from turnwise.routes import Routes, frozen_routes, pack_routes, unpack_routes, without_known
 from turnwise.tokens import Floats, Tokens, frozen_array, pack_tokens
 
 
@@ -136,6 +137,9 @@ class Turn:
     """Why the prompt does not begin with the turn before."""
     allowed: Allowed | None = None
     """The tokens that a grammar allowed for each action token; None where all were. Logprobs are under it."""
+    routes: Routes | None = None
+    """[n, layers, k] the experts that the n tokens before the last one took, in a mixture of experts; in a trajectory
+    only of tokens that the turn before has none for. None where the engine gave none."""
 
     def __repr__(self) -> str:
         """Short: asyncio writes out the result of a whole run when that ends."""
@@ -158,6 +162,10 @@ class Turn:
             )
         if self.allowed is not None and len(self.allowed.places) != size:
             raise ValueError(f"a Turn has one set of allowed tokens per action token, got {len(self.allowed.places)}")
+        if self.routes is not None:
+            fix(self, "routes", frozen_routes(self.routes))
+            if len(self.routes) > max(0, len(self.prompt) + size - 1):
+                raise ValueError(f"a Turn of {len(self.prompt) + size} tokens has no routes of {len(self.routes)}")
         if len(self.prompt) == 0:
             raise ValueError("a Turn needs a prompt of at least one token")
         if self.prompt.min() < 0 or (size and self.action.min() < 0):
@@ -246,7 +254,7 @@ class Trajectory:
             for t in self.turns
         ]
         end = self.status, self.outcome, dict(self.marks), self.failure, self.seat, self.opening, self.tools
-        return rebuild_trajectory, (buffer, spans, rest, *end)
+        return rebuild_trajectory, (buffer, spans, rest, *end, pack_routes(self.turns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,17 +305,19 @@ def turns_of(groups: Sequence[Group]) -> Iterator[Turn]:
 
 
 def share_storage(turns: tuple[Turn, ...], buffer: Tokens, spans: NDArray[np.int64]) -> tuple[Turn, ...]:
-    """The same turns with prompts and actions as views of the buffer that they were packed into."""
-    shared = []
+    """The same turns with prompts and actions as views of the buffer that they were packed into, and with routes of new
+    tokens only."""
+    shared: list[Turn] = []
     begun = 0
     for turn, (start, middle, end) in zip(turns, spans.tolist(), strict=True):
         broke = Break.unknown if start != begun and turn.broke is Break.none else turn.broke
-        shared.append(with_tokens(turn, buffer[start:middle], buffer[middle:end], broke))
+        routes = without_known(turn, shared[-1] if shared else None)
+        shared.append(with_tokens(turn, buffer[start:middle], buffer[middle:end], broke, routes))
         begun = start
     return tuple(shared)
 
 
-def with_tokens(turn: Turn, prompt: Tokens, action: Tokens, broke: Break) -> Turn:
+def with_tokens(turn: Turn, prompt: Tokens, action: Tokens, broke: Break, routes: Routes | None) -> Turn:
     """The same turn with its tokens stored elsewhere; nothing is checked again."""
     moved = object.__new__(Turn)
     for name in Turn.__slots__:
@@ -315,6 +325,7 @@ def with_tokens(turn: Turn, prompt: Tokens, action: Tokens, broke: Break) -> Tur
     object.__setattr__(moved, "prompt", prompt)
     object.__setattr__(moved, "action", action)
     object.__setattr__(moved, "broke", broke)
+    object.__setattr__(moved, "routes", routes)
     return moved
 
 
@@ -329,8 +340,13 @@ def rebuild_trajectory(
     seat: int = 0,
     opening: tuple[Message, ...] = (),
     tools: tuple[ToolSpec, ...] = (),
+    packed_routes: tuple[Routes | None, list[int]] | None = None,
 ) -> Trajectory:
     """Inverse of `Trajectory.__reduce__`, also used by the archive."""
     buffer.flags.writeable = False
-    turns = tuple(Turn(buffer[a:b], buffer[b:c], *fields) for (a, b, c), fields in zip(spans, rest, strict=True))
+    routes = [None] * len(rest) if packed_routes is None else unpack_routes(*packed_routes)
+    turns = tuple(
+        Turn(buffer[a:b], buffer[b:c], *fields, routes=routes_of_turn)  # type: ignore[misc]
+        for (a, b, c), fields, routes_of_turn in zip(spans, rest, routes, strict=True)
+    )
     return Trajectory(turns, status, outcome, marks, failure, seat, opening, tools)

@@ -196,7 +196,7 @@ def test_groups_that_the_model_cannot_compute_are_refused():
         ("nowhere", {}, "nowhere"),
         ("tiny", {"optimiser": {}}, "unknown key optimiser; did you mean optimizer?"),
         ("tiny", {"recipe": tw.Recipe(), "steps": 2}, "give keys or a recipe, not both"),
-        ("tiny", {"cluster": {"ranks": 2}}, "is in this process; remove cluster"),
+        ("tiny", {"cluster": {"fsdp": 2}}, "is in this process; remove cluster"),
     ],
 )
 def test_a_learner_that_cannot_be_is_refused(model, keys, said):

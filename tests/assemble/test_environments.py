@@ -2,8 +2,18 @@ import json
 
 import pytest
 
-from turnwise.assemble.environments import environment_class, environment_makers, read_tasks, tasks_of
+from turnwise.assemble.checks import few_tasks
+from turnwise.assemble.environments import (
+    endpoint_of,
+    environment_class,
+    environment_makers,
+    environments_of,
+    read_tasks,
+    tasks_of,
+    training_order,
+)
 from turnwise.recipe.parse import parse_recipe
+from turnwise.rollout.environments import DEMONSTRATED
 from turnwise.types import Task
 
 ONE = parse_recipe({"env": [{"name": "hops"}]}, "here")
@@ -109,3 +119,93 @@ def test_splits_of_adapters_share_no_task(name):
 def test_an_environment_of_tools_needs_a_format_of_calls():
     with pytest.raises(ValueError, match='sql is made of tools; set rollout.tools = "auto"'):
         environment_makers(parse_recipe({"env": [{"name": "sql"}]}, "here"))
+
+
+def game(**entry):
+    return parse_recipe({"env": [{"name": "guess", **entry}], "evaluation": {"final_tasks": 128}}, "here")
+
+
+def opened(recipe):
+    return environments_of(recipe, endpoint_of(recipe))
+
+
+def test_tasks_that_are_demonstrated_are_drawn_with_their_own_arguments():
+    recipe = parse_recipe(
+        {"env": [{"name": "hops", "tasks": {"count": 64, "links": [1, 4]}, "demonstrated": {"links": [1, 2]}}]}, "here"
+    )
+    shown, trained, held = (tasks_of(recipe, split)["hops"] for split in (DEMONSTRATED, "train", "heldout"))
+    assert {task.data["links"] for task in shown} == {1, 2}
+    assert {task.data["links"] for task in trained} == {1, 2, 3, 4}
+    assert len(shown) == 64
+    assert not {task.id for task in shown} & {task.id for task in held}
+
+
+def test_without_arguments_of_their_own_training_tasks_are_demonstrated():
+    assert tasks_of(ONE, DEMONSTRATED, 20) == tasks_of(ONE, "train", 20)
+
+
+def test_arguments_of_demonstrated_tasks_are_checked():
+    recipe = parse_recipe({"env": [{"name": "hops", "demonstrated": {"link": [1, 2]}}]}, "here")
+    with pytest.raises(ValueError, match=r"env.demonstrated.*did you mean links\?"):
+        tasks_of(recipe, DEMONSTRATED)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fresh_tasks_are_new_each_visit_the_same_each_run_and_never_held_out(seed):
+    recipe = game(fresh=True, tasks={"high": 32}).model_copy(update={"seed": seed})
+    first, second = (training_order(recipe, opened(recipe)) for _ in range(2))
+    drawn = [first.draw().task for _ in range(300)]
+    assert drawn == [second.draw().task for _ in range(300)]
+    assert len({task.id for task in drawn}) > 256
+    held = {(task.data["low"], task.data["high"]) for task in tasks_of(recipe, "heldout", 100)["guess"]}
+    assert not held & {(task.data["low"], task.data["high"]) for task in drawn}
+
+
+def test_seeds_draw_other_fresh_tasks():
+    first, second = (
+        training_order(recipe, opened(recipe)).draw().task
+        for recipe in (game(fresh=True), game(fresh=True).model_copy(update={"seed": 1}))
+    )
+    assert first != second
+
+
+class Alone:
+    """An environment whose tasks do not depend on the seed."""
+
+    def open(self, task): ...
+
+    def step(self, message): ...
+
+    def close(self): ...
+
+    @staticmethod
+    def tasks(split, seed):
+        return [Task("only" if split == "train" else "other", "alone")]
+
+
+def test_fresh_tasks_need_a_seed_that_matters():
+    recipe = parse_recipe({"env": [{"name": f"{__name__}:Alone", "fresh": True}]}, "here")
+    with pytest.raises(ValueError, match="makes the same task for every seed; remove fresh"):
+        training_order(recipe, opened(recipe))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"fresh": True, "tasks": {"count": 5}}, "tasks.count is ignored with fresh = true"),
+        ({"fresh": True, "data": "a.jsonl"}, "fresh draws by the environment's tasks"),
+        ({"demonstrated": {"count": 5}, "data": "a.jsonl"}, "demonstrated is ignored with data"),
+    ],
+)
+def test_what_tasks_would_ignore_is_refused(entry, message):
+    with pytest.raises(ValueError, match=message):
+        game(**entry)
+
+
+@pytest.mark.parametrize(("steps", "entry", "warns"), [(16, {}, False), (64, {}, True), (64, {"fresh": True}, False)])
+def test_tasks_that_can_be_learned_by_heart_are_named(steps, entry, warns):
+    recipe = game(**entry).model_copy(update={"steps": steps, "groups_per_step": 16})
+    assert few_tasks(recipe, opened(recipe)) == (
+        ["guess has 256 training tasks, and 64 steps visit each 4 times: few enough to be learned by heart; raise "
+         "env.tasks.count, or set env.fresh=true"] if warns else []
+    )  # fmt: skip

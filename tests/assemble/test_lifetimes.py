@@ -96,7 +96,7 @@ def test_the_port_of_the_endpoint_is_gone(tmp_path, monkeypatch, moment, how):
 @pytest.mark.parametrize("moment", ["engines open", "first evaluation", "training", "closing"])
 @pytest.mark.parametrize("how", ["error", "Ctrl-C"])
 def test_learner_ranks_are_gone(tmp_path, monkeypatch, moment, how):
-    before, then = check(tmp_path, monkeypatch, moment, how, ["cluster.ranks=2"])
+    before, then = check(tmp_path, monkeypatch, moment, how, ["cluster.fsdp=2"])
     assert len(then[0]) >= len(before[0]) + 2
 
 

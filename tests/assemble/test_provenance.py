@@ -20,6 +20,7 @@ from turnwise.assemble import provenance as module
 from turnwise.assemble.model import set_threads
 from turnwise.assemble.provenance import CANNOT_MATTER, differences, fingerprint, provenance, what_counts
 from turnwise.learn.learner import save_policy
+from turnwise.learn.masters import MASTERS
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.recipe.schema import Recipe
 
@@ -167,6 +168,10 @@ def test_the_files_of_a_model_count_and_a_run_s_optimizer_does_not(tmp_path: Pat
     (folder / "optimizer").mkdir()
     (folder / "optimizer" / "state").write_text("x")
     assert provenance(recipe) == before
+    (folder / MASTERS).mkdir()
+    (folder / MASTERS / "contents.json").write_text("{}")
+    assert differences(before, provenance(recipe)) == ["model master_weights/contents.json"]
+    shutil.rmtree(folder / MASTERS)
     shutil.copy(tmp_path / "1" / "model.safetensors", folder)
     assert differences(before, provenance(recipe)) == ["model model.safetensors"]
     (folder / "chat_template.jinja").write_text("{{ messages }}")

@@ -133,7 +133,7 @@ def test_a_tracker_that_breaks_does_not_touch_the_run(tmp_path, broken, caplog, 
 
 def refused(tmp_path, monkeypatch, capsys, tracker):
     """What a start says that is refused; it must not come to the warm start."""
-    monkeypatch.setattr(assembly, "starting_model", None)
+    monkeypatch.setattr(assembly, "starting_source", None)
     out = tmp_path / "run"
     assert main(["train", str(micro_toml(tmp_path)), f"out={out}", f"trackers=['{tracker}']"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()

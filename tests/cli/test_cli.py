@@ -150,7 +150,7 @@ def test_eval_at_tasks_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert row(printed, "sampled")[-3:] == ["4", "8", "0"]
     datasets = [line.split()[0] for line in printed.splitlines() if line.startswith("  ")]
     assert [name for name in datasets if name in ("hops", "guess")] == ["guess", "hops", "guess", "hops"]
-    made = [json.loads(line) for line in (out / "step-000000-sampled.jsonl").read_text().splitlines()]
+    made = [json.loads(line) for line in (out / "step-000000-sampled.jsonl").open()]  # text may have other line breaks
     ids = [(line["dataset"], line["task"], line["attempt"], line["turn"]) for line in made]
     assert len(set(ids)) == len(ids)
     assert {one[:2] for one in ids} == {("hops", "0"), ("hops", "1"), ("hops", "2"), ("guess", "0")}

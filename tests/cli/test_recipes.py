@@ -101,12 +101,12 @@ def test_a_printed_recipe_trains_like_the_name(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_paths_of_a_recipe_mean_the_working_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    """distill reads the checkpoint that quickstart writes, also as a copy."""
-    assert main(["train", "quickstart", *SMALL, "steps=1"]) == 0
+    """distill reads the checkpoint that hops writes, also as a copy."""
+    assert main(["train", "hops", *SMALL, "steps=1"]) == 0
     main(["recipes", "distill"])
     text = capsys.readouterr().out.rpartition("# On-policy")[2]
     Path("my.toml").write_text("# On-policy" + text)
-    teacher = next(Path("runs/quickstart/checkpoints").glob("step-*"))
+    teacher = next(Path("runs/hops/checkpoints").glob("step-*"))
     assert main(["train", "my.toml", *SMALL, f"teacher={teacher}"]) == 0
     assert main(["train", "my.toml", *SMALL, "out=runs/other"]) == 2
-    assert "runs/quickstart/checkpoints/step-000050" in capsys.readouterr().err
+    assert "runs/hops/checkpoints/step-000050" in capsys.readouterr().err

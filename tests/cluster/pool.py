@@ -1,20 +1,31 @@
-"""Two processes that have met through gloo, kept for many tests: starting them takes seconds."""
+"""Processes that have met through gloo, kept for many tests: starting them takes seconds."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import multiprocessing
+import tempfile
 import traceback
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from unittest import mock
 
+import torch
+
+from turnwise.cluster import spread
+from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.processes import free_port
 from turnwise.cluster.rank import Rank, RankAddress, join
 from turnwise.cluster.ranked import RankedLearner
+from turnwise.cluster.spread import Placed
 from turnwise.learn.critic import Critic, ValueModel
 from turnwise.learn.learner import Learner
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
+from turnwise.learn.transformers_reference import rms_norm
 from turnwise.plan.balance import Cost
 from turnwise.weights.object_store import tensors_of_arrays
 
@@ -54,16 +65,17 @@ class Pool:
             process.kill()  # to leave in order takes longer, and tells nobody anything
             process.join()
 
-    def learner(self, make):
+    def learner(self, make, shape=None):
         """A learner over the processes of the pool."""
         self.made += 1
-        self.run(open_rank, [self.made] * self.size, [make] * self.size)
-        return RankedLearner(PoolRanks(self, self.made), COST)
+        shape = shape or MeshShape(fsdp=self.size)
+        self.run(open_rank, [self.made] * self.size, [shape] * self.size, [make] * self.size)
+        return RankedLearner(PoolRanks(self, self.made, shape), COST)
 
 
 class PoolRanks:
-    def __init__(self, pool, number):
-        self.pool, self.number, self.size = pool, number, pool.size
+    def __init__(self, pool, number, shape):
+        self.pool, self.number, self.shape, self.size = pool, number, shape, pool.size
 
     def call(self, method, *arguments):
         return self.pool.run(call_rank, [self.number] * self.size, [method] * self.size, *arguments)
@@ -85,12 +97,12 @@ def work(line, place):
             return
         try:
             line.send((True, function(*arguments)))
-        except Exception:
+        except BaseException:  # those of PyTorch's checkpoints are no Exception
             line.send((False, traceback.format_exc()))
 
 
-def open_rank(number, make):
-    OPEN[number] = Rank(OPEN["place"], make)
+def open_rank(number, shape, make):
+    OPEN[number] = Rank(OPEN["place"], shape, make)
 
 
 def call_rank(number, method, *arguments):
@@ -108,27 +120,105 @@ def steady(update):
     return 1.0
 
 
-def learner(
-    model, prepare=lambda policy: policy, reduce=None, *, frozen=None, critic=None, settings=None, lora=None, **how
+def as_it_is(policy):
+    return policy
+
+
+def learner(model, prepare=as_it_is, reduce=None, **how):
+    """A learner of a model in this process, with frozen ones and a critic's model beside it; `prepare` is done with
+    every policy."""
+    return assembled(lambda model, **_: Placed(model), reduce, model, prepare, **how)
+
+
+def assembled(
+    load,
+    reduce,
+    model,
+    prepare=as_it_is,
+    *,
+    frozen=None,
+    critic=None,
+    settings=None,
+    lora=None,
+    dtype=torch.float32,
+    sync_each_pass=True,
+    **how,
 ):
-    """A learner of a model, with frozen ones and a critic's model beside it; `prepare` is done with every policy."""
+    """A learner of models that `load` places."""
     settings = settings or OptimizerSettings(0.0, clip_norm=1e9)
-    beside = {name: prepare(Policy(other.requires_grad_(False))) for name, other in (frozen or {}).items()}
-    values = None if critic is None else Critic(prepare(ValueModel(critic)), settings, steady)
-    extra = {} if reduce is None else {"reduce": reduce}
-    if lora is not None:
-        extra["adapters"] = Adapters(model, lora, base="../base", seed=0)
-    policy = prepare(Policy(model, **how))
+    beside, extra = {}, {} if reduce is None else {"reduce": reduce}
+    for name, other in (frozen or {}).items():
+        placed = load(other, computed_in=dtype)
+        placed.model.requires_grad_(False)
+        beside[name] = prepare(policy_of(placed))
+    values = None
+    if critic is not None:
+        placed = load(critic, computed_in=dtype, with_head=True, sync_each_pass=sync_each_pass)
+        values = Critic(prepare(ValueModel(placed.model, placed.head, **where(placed))), settings, steady)
+    put = None if lora is None else partial(Adapters, settings=lora, base="../base", seed=0)
+    placed = load(model, computed_in=dtype, put_adapters=put, sync_each_pass=sync_each_pass)
+    if put is not None:
+        extra["adapters"] = placed.adapters or put(placed.model)
+    policy = prepare(policy_of(placed, dtype=dtype, **how))
     if lora is not None:
         beside["reference"] = WithoutAdapters(policy, extra["adapters"])
     return Learner(policy, settings, steady, beside, values, **extra)
 
 
+def policy_of(placed, **how):
+    return Policy(placed.model, **where(placed), **how)
+
+
+def where(placed):
+    """What a model that is spread is given: nothing is checked of it here."""
+    if placed.enter is None:
+        return {}
+    names = ("enter", "shard", "sync", "context")
+    return {"reach": (), **{name: getattr(placed, name) for name in names}}
+
+
 class Made:
-    """Makes a learner in whichever process: its arguments are pickled."""
+    """Makes a learner in whichever process: its models are written into folders, which ranks read."""
 
     def __init__(self, model, **how):
         self.model, self.how = model, how
+        self.exact = next(model.parameters()).dtype is torch.float64
+        self.folder = folder_of(model)
+        self.on_disk = {name: folders_of(value) for name, value in how.items()}
 
-    def __call__(self, prepare, reduce):
-        return learner(self.model, prepare, reduce, **self.how)
+    def __call__(self, over):
+        load = exactly(over.load) if self.exact else over.load
+        return assembled(load, over.reduce, self.folder, **self.on_disk)
+
+    def __getstate__(self):
+        return {"exact": self.exact, "folder": self.folder, "on_disk": self.on_disk}
+
+
+def exactly(load):
+    """Loads models in float64, with norms that compute in it too."""
+    plain = spread.shard  # type: ignore[attr-defined]
+
+    def shard(shell, *more):
+        for norm in shell.modules():
+            if type(norm).__name__.endswith("RMSNorm"):
+                norm.forward = MethodType(rms_norm, norm)
+        plain(shell, *more)
+
+    def loaded(folder, **how):
+        with mock.patch.object(spread, "shard", shard):
+            return load(folder, dtype=torch.float64, **how)
+
+    return loaded
+
+
+def folder_of(model):
+    folder = Path(tempfile.mkdtemp(prefix="turnwise-test-"))
+    model.save_pretrained(folder)
+    return folder
+
+
+def folders_of(value):
+    """A model, or models by name, as folders; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: folders_of(each) for name, each in value.items()}
+    return folder_of(value) if isinstance(value, torch.nn.Module) else value

@@ -33,11 +33,11 @@ async def stopped_after_a_step(recipe):
 def test_a_run_over_two_ranks_is_that_of_one_process_and_goes_on_as_one(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    one, two = micro_recipe(tmp_path / "one", *FEW), micro_recipe(tmp_path / "two", *FEW, "cluster.ranks=2")
+    one, two = micro_recipe(tmp_path / "one", *FEW), micro_recipe(tmp_path / "two", *FEW, "cluster.fsdp=2")
     go(one)
     assert asyncio.run(stopped_after_a_step(two)) is None
     folder = RunFolder.open(two.out)
-    elsewhere = run.resume(folder.path, SilentScreen(), asyncio.Event(), overrides=["cluster.ranks=1"])
+    elsewhere = run.resume(folder.path, SilentScreen(), asyncio.Event(), overrides=["cluster.fsdp=1"])
     assert asyncio.run(elsewhere) is not None
     wanted, found = untimed(RunFolder.open(one.out).metrics), untimed(folder.metrics)
     assert len(found) == len(wanted) == 3
@@ -49,7 +49,7 @@ def test_a_run_over_two_ranks_is_that_of_one_process_and_goes_on_as_one(tmp_path
 
 @pytest.mark.slow
 def test_warm_start_and_critic_learn_over_two_ranks_too(tmp_path):
-    recipe = micro_recipe(tmp_path, *FEW, "steps=1", "cluster.ranks=2", "credit.name=gae", "sft.updates=1")
+    recipe = micro_recipe(tmp_path, *FEW, "steps=1", "cluster.fsdp=2", "credit.name=gae", "sft.updates=1")
     go(recipe)
     [_, line] = untimed(RunFolder.open(recipe.out).metrics)
     assert line["critic/skipped"] == line["skipped"] == 0.0

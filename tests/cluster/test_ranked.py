@@ -39,9 +39,12 @@ def one_and_two(pool, kind="qwen3", **how):
     return learner(copy.deepcopy(model), **copy.deepcopy(how)), pool.learner(Made(model, **how))
 
 
+def together(values):
+    return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in sorted(values)])
+
+
 def assert_same(found, wanted, tolerance=1e-5):
     assert found.keys() == wanted.keys()
-    together = lambda values: np.concatenate([np.asarray(values[name], np.float64).ravel() for name in sorted(values)])
     assert distance(together(found), together(wanted)) <= tolerance
     for name in wanted:
         assert distance(found[name], wanted[name]) <= tolerance, name
@@ -92,11 +95,14 @@ def test_recomputed_layers_have_the_same_gradient(pool):
 
 def test_bfloat16_is_as_near_as_its_rounding(pool):
     one, two = one_and_two(pool, dtype=torch.bfloat16)
+    truth = learner(copy.deepcopy(one.policy.model))
     batch = Batch(WORKLOADS["growing"]())
     plans = cut(batch.turns, PARTS)
-    batch.update(two, plans)
-    batch.update(one, plans)
-    assert_same(two.gradients(), gradients(one.policy.model), 1e-2)
+    for each in (one, two, truth):
+        batch.update(each, plans)
+    wanted = together(gradients(truth.policy.model))
+    assert 1e-3 < distance(together(two.gradients()), wanted) < 5e-2
+    assert distance(together(gradients(one.policy.model)), wanted) < 5e-2
     two.close()
 
 

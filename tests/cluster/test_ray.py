@@ -17,6 +17,7 @@ from support.interrupting import SMALL, Injected, break_at, go
 from support.making import distance, gradients
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run
+from turnwise.assemble.models import ModelSource, reachable
 from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
 from turnwise.cluster.remote_envs import RemoteEnvironments
@@ -30,7 +31,7 @@ from turnwise.types import Status
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
-SPREAD = ["cluster.placement=disaggregated", "cluster.ranks=2", "cluster.replicas=2", "cluster.cpus=1"]
+SPREAD = ["cluster.placement=disaggregated", "cluster.fsdp=2", "cluster.replicas=2", "cluster.cpus=1"]
 MORE = [
     "steps=5",
     "rollout.limits.call_seconds=120",
@@ -68,7 +69,12 @@ def trained(recipe, model, tokenizer, look):
 
     async def work():
         environments, evaluations = environments_for(recipe), Path(recipe.out) / "evaluations"
-        async with run_parts(recipe, environments, copy.deepcopy(model), tokenizer, evaluations) as parts:
+        here = ModelSource(copy.deepcopy(model), tokenizer)
+        with reachable(recipe, here, Path(recipe.out)) as source:
+            await steps(environments, source, evaluations)
+
+    async def steps(environments, source, evaluations):
+        async with run_parts(recipe, environments, source, evaluations) as parts:
             loop = parts.loop
             engine: Any = loop.engine
 
@@ -144,7 +150,7 @@ def test_an_error_or_an_interruption_gives_the_placements_back(cluster, tmp_path
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
-    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.ranks=3", "cluster.placement_seconds=3")
+    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.fsdp=3", "cluster.placement_seconds=3")
     with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
         Site(recipe.cluster)
 

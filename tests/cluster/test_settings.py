@@ -1,6 +1,8 @@
 import pytest
 
+from support.making import make_model
 from support.running import micro_recipe
+from turnwise.assemble.checks import check_parts, check_settings
 
 
 def test_the_laptop_is_the_default(tmp_path):
@@ -12,7 +14,7 @@ def test_the_laptop_is_the_default(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "spread", "on_ray"),
     [
-        (["cluster.ranks=2"], True, False),
+        (["cluster.fsdp=2"], True, False),
         (["cluster.placement=colocated"], True, True),
         (["cluster.placement=disaggregated", "cluster.gpus=1", "model.device=cuda"], True, True),
     ],
@@ -30,13 +32,41 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
         (["cluster.placement=colocated", "model.device=cuda"], "cluster.gpus = 0 decides"),
         (["cluster.placement=colocated", "cluster.gpus=1", "model.device=cpu"], "cluster.gpus = 1 decides"),
         (["env.0.concurrency.actors=2"], "env.concurrency.actors needs a Ray cluster"),
-        (["cluster.ranks=0"], "cluster.ranks"),
+        (["cluster.fsdp=0"], "cluster.fsdp"),
+        (["cluster.ranks=2"], "cluster.ranks is called cluster.fsdp now"),
+        (["cluster.fsdp=4", "cluster.tp=2", "cluster.ep=3"], "ep = 3 must be 1, or a multiple of tp = 2 that divides"),
+        (["cluster.fsdp=2", "cluster.ep=4"], "divides fsdp . cp . tp = 2"),
+        (["cluster.tp=2", "cluster.gradient_sync=update"], "gradient_sync is ignored where no two processes"),
         (["lora.targets=['q_proj']"], "targets is ignored without a rank"),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         micro_recipe(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("qwen3", ["cluster.ep=2", "cluster.fsdp=2"], "no plan that sends tokens to the experts of Qwen3ForCausalLM"),
+        ("qwen3_moe", ["cluster.ep=3", "cluster.fsdp=3"], "cluster.ep = 3 must divide the 8 experts"),
+        ("qwen3", ["cluster.tp=4"], "cluster.tp = 4 must divide the 2 key-value heads"),
+        ("qwen3", ["cluster.cp=4", "cluster.tp=2"], "together more than the 4 attention heads of this model"),
+        ("qwen3", ["cluster.cp=4"], ""),
+        ("qwen3_moe", ["cluster.tp=2"], "set cluster.ep = 2 too, which divides experts whole"),
+        ("qwen3_moe", ["cluster.tp=2", "cluster.ep=2"], ""),
+        ("llama", ["cluster.tp=2"], ""),
+        ("qwen3", ["cluster.tp=2", "lora.rank=4"], "set cluster.tp = 1 and cluster.ep = 1"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_so_is_refused(tmp_path, kind, overrides, message):
+    recipe = micro_recipe(tmp_path, *overrides)
+    if not message:
+        check_parts(recipe, make_model(kind))
+        return
+    with pytest.raises(ValueError, match=message):
+        check_settings(recipe)
+        check_parts(recipe, make_model(kind))
 
 
 def test_actors_and_batched_calls_exclude_each_other(tmp_path):

@@ -117,7 +117,7 @@ def left_in_memory():
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.5, 4.0, 10.0])
 def test_a_signal_at_any_moment_of_the_start_of_ranks_and_engines_ends_the_run(tmp_path, whom, number, moment):
     before = left_in_memory()
-    asked = ["cluster.ranks=2", "engine.processes=2", "max_lag=1", "sft.updates=0", "steps=2000"]
+    asked = ["cluster.fsdp=2", "engine.processes=2", "max_lag=1", "sft.updates=0", "steps=2000"]
     command = [
         sys.executable,
         "-m",

@@ -16,6 +16,7 @@ import torch
 from support.acting import byte_tokenizer, run
 from support.assembling import environments_for
 from turnwise.assemble import run as building
+from turnwise.assemble.models import ModelSource
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.slots.model import SlotModel
 from turnwise.envs.base import Reply
@@ -105,7 +106,9 @@ async def trained(kind, max_logprob_gap, checked):
         patch.setattr(building, "engine_of", engine_of)
         recipe = parse_recipe({**RECIPE, "guards": {"max_logprob_gap": max_logprob_gap}}, "test")
         patch.setattr(building, "metrics_at_start", let_pass)
-        opened = building.run_parts(recipe, environments_for(recipe), model, tokenizer, Path("evaluations"))
+        opened = building.run_parts(
+            recipe, environments_for(recipe), ModelSource(model, tokenizer), Path("evaluations")
+        )
         parts = await opened.__aenter__()
     loop = parts.loop if checked else replace(parts.loop, stages=replace(parts.loop.stages, arrived=unchecked))
     gaps = []

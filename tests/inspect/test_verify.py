@@ -18,7 +18,7 @@ from turnwise.cli.commands import main
 from turnwise.credit.truncation import unpaid
 from turnwise.inspect import verify as module
 from turnwise.inspect.recorded_run import RecordedRun
-from turnwise.inspect.verify import Comparison, take, verify
+from turnwise.inspect.verify import Comparison, rounded, take, verify
 from turnwise.learn.transformers_reference import exact_norms
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -54,6 +54,11 @@ def with_recipe(run: Path, folder: Path, **changes: Any) -> Path:
     return copied
 
 
+def first_table(printed: str) -> list[str]:
+    """The lines that compare layouts."""
+    return printed.split("\n\n")[1].splitlines()
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_layouts_agree_on_recorded_turns(run: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
     assert main(["verify", str(run), "--step", "2", "--dtype", dtype]) == 0
@@ -61,13 +66,24 @@ def test_layouts_agree_on_recorded_turns(run: Path, capsys: pytest.CaptureFixtur
     assert "step 2 of" in printed
     assert "4 of 4 groups, 16 of 16 attempts" in printed
     assert "ppo_clip anchored on the engine + entropy 0.01 + KL 0.1, with the weights of step 3" in printed
-    lines = {line.split("  ")[0]: line for line in printed.splitlines()}
+    lines = {line.split("  ")[0]: line for line in first_table(printed)}
     small = next(name for name in lines if name.startswith("tree, "))
     for layout in ("tree", small, "packed"):
         assert lines[layout].endswith("same")
         assert ("1e-12" if dtype == "float64" else "1e-05") in lines[layout]
     assert lines["padded rows"].endswith("the measure")
     assert "DIFFERENT" not in printed
+    assert "distance from float64, computed in float32, on" in printed
+    assert "\nevery layout is as near to float64 as padded rows, to a factor of 2 (" in printed
+
+
+def test_a_run_in_bfloat16_is_told_of_its_rounding(run: Path, tmp_path: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    copied = with_recipe(run, tmp_path, model={**config["model"], "dtype": "bfloat16"})
+    found = rounded(RecordedRun.open(copied), take(RecordedRun.open(copied).kept(2), 2, 300))
+    assert found.precision == "bfloat16"
+    assert found.distances[0].gradient > 1e-4
+    assert found.further == []
 
 
 def test_the_comparison_is_of_several_passes_with_paths_handed_over(run: Path) -> None:
@@ -131,7 +147,7 @@ def test_an_error_in_a_layout_is_named(
     printed = capsys.readouterr().out
     assert f"\n{layout} is not the same; its gradient differs most in model." in printed
     right, wrong = ("tree", "packed") if layout == "packed" else ("packed", "tree")
-    verdicts = {line.split("  ")[0]: line.split()[-1] for line in printed.splitlines() if line}
+    verdicts = {line.split("  ")[0]: line.split()[-1] for line in first_table(printed)}
     assert verdicts[right] == "same"
     assert verdicts[wrong] == "DIFFERENT"
 

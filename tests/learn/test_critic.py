@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from support.making import distance, make_model, make_turns
-from turnwise.learn.critic import Critic, ValueModel, squared_error
+from turnwise.learn.critic import FOLDER, Critic, ValueModel, squared_error
+from turnwise.learn.snapshot import write_snapshot
 from turnwise.learn.stepper import OptimizerSettings
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
@@ -109,7 +110,7 @@ def test_a_restored_critic_continues_bit_for_bit(tmp_path):
     targets = [np.ones(len(turn.action)) for turn in TURNS]
     critic, other = make_critic(), make_critic(seed=5)
     critic.update(plans, targets, targets, targets)
-    critic.save(tmp_path)
+    write_snapshot(tmp_path / FOLDER, critic.state())
     other.restore(tmp_path)
     for each in (critic, other):
         each.update(plans, targets, targets, targets)

@@ -5,16 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
-import turnwise.learn.attention
 from plan.tries import random_turns
 from support.making import make_turn, make_turns
-from turnwise.learn.attention import PackedAttention, attention_of
-from turnwise.learn.blocks import BlockAttention, Relay
+from turnwise.learn.blocks import BlockAttention
 from turnwise.learn.flex import TILE, FlexAttention, block_mask, tiles
-from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.tree import tree
 
@@ -30,21 +26,27 @@ def chain(size):
 
 
 def rows_of(counts, indices):
-    return [set(row[:count].tolist()) for row, count in zip(indices[0, 0], counts[0, 0].tolist(), strict=True)]
+    """The tiles of each row, without empty rows at the end."""
+    rows = [set(row[:count].tolist()) for row, count in zip(indices[0, 0], counts[0, 0].tolist(), strict=True)]
+    while rows and not rows[-1]:
+        rows.pop()
+    return rows
 
 
-def assert_as_torch_has_it(exits):
+def assert_as_torch_has_it(exits, start=0):
     """Tile by tile what torch finds when it looks at every pair, for the forward pass and for the backward pass."""
-    ours = block_mask(exits, "cpu")
-    theirs = create_block_mask(ours.mask_mod, 1, 1, len(exits), len(exits), device="cpu", BLOCK_SIZE=TILE)
-    assert ours.seq_lengths == theirs.seq_lengths
+    ours = block_mask(exits, "cpu", start=start)
+    sizes = len(exits) - start, len(exits)
+    theirs = create_block_mask(ours.mask_mod, 1, 1, *sizes, device="cpu", BLOCK_SIZE=TILE)
+    assert ours.seq_lengths == theirs.seq_lengths == sizes
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
     for side in ("kv", "full_kv", "q", "full_q"):
         one, other = (
             rows_of(getattr(mask, f"{side}_num_blocks"), getattr(mask, f"{side}_indices")) for mask in (ours, theirs)
         )
         assert one == other, side
-    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    rows, columns = (-(-size // TILE) for size in sizes)
+    assert torch.equal(ours.to_dense()[..., :rows, :columns], theirs.to_dense())
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,6 +58,22 @@ def assert_as_torch_has_it(exits):
 )
 def test_tiles_of_trees_are_those_that_torch_finds(seed, num_turns, size, prefix):
     assert_as_torch_has_it(random_tree(seed, num_turns, size, prefix).exit)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    num_turns=st.integers(1, 12),
+    size=st.sampled_from([40, 120, 250]),
+    prefix=st.sampled_from([0, 130, 512]),
+    data=st.data(),
+)
+def test_tiles_of_stretches_are_those_that_torch_finds(seed, num_turns, size, prefix, data):
+    """Whose keys begin before their queries, at the border of a tile or within it."""
+    exits = random_tree(seed, num_turns, size, prefix).exit
+    end = data.draw(st.integers(1, len(exits)))
+    start = data.draw(st.one_of(st.integers(0, end - 1), st.sampled_from(range(0, end, TILE))))
+    assert_as_torch_has_it(exits[:end], start)
 
 
 @pytest.mark.parametrize("size", [1, 2, TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 37, 4 * TILE])
@@ -94,71 +112,6 @@ def test_attention_equals_that_of_blocks(heads):
         wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, scaling)
         assert found.shape == wanted.shape == (1, plan.num_tokens, heads[0], 16)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_one_compilation_serves_plans_of_every_size():
-    """And another one those of a single tile: so it is compiled twice in a run, and not for every plan."""
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    kernel = torch.compile(flex_attention, dynamic=True, backend=counter)
-    counts = []
-    for plan in [random_tree(seed, 8, 90) for seed in (3, 5, 7, 8)] + [random_tree(5, 2, 20)] * 2 + [random_tree(3)]:
-        attend = FlexAttention(plan.exit, "cpu")
-        attend.kernel = kernel
-        states = [torch.randn(1, 5, plan.num_tokens, 16) for _ in range(3)]
-        query, key, value = states
-        wanted = BlockAttention(plan.stretches[0].blocks)(0, query, key, value, 0.3)
-        torch.testing.assert_close(attend(0, query, key, value, 0.3), wanted, rtol=1e-5, atol=1e-5)
-        counts.append((-(-plan.num_tokens // TILE), counter.frame_count))
-    assert len({size for size, _ in counts}) > 3
-    assert [count - counts[0][1] for _, count in counts] == [0, 0, 0, 0, 1, 1, 1]
-
-
-# ---------------------------------------------------------------- which attention a plan gets
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """What FlexAttention was asked for: there is no GPU to make one on."""
-    asked = []
-    monkeypatch.setattr(turnwise.learn.attention, "FlexAttention", lambda *how: asked.append(how[:2]))
-    return asked
-
-
-def test_a_tree_on_a_gpu_is_computed_by_one_kernel(made):
-    plan = random_tree(3)
-    attention_of(plan, plan.stretches[0], "cuda")
-    [(exits, device)] = made
-    assert exits is plan.exit
-    assert device == "cuda"
-
-
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_what_shares_nothing_is_packed_attention_on_any_device(made, device):
-    [plan] = pack(make_turns([(3, 2), (4, 3)], growing=False), 100)
-    assert isinstance(attention_of(plan, plan.stretches[0], device), PackedAttention)
-    assert made == []
-
-
-def test_a_tree_on_mps_is_refused(made):
-    plan = random_tree(3)
-    with pytest.raises(ValueError, match=r'^shared prefixes are not computed on mps; set layout = "packed"$'):
-        attention_of(plan, plan.stretches[0], "mps")
-
-
-def test_a_plan_of_several_passes_is_refused_off_the_cpu(made):
-    turns = make_turns([(30, 5), (4, 3)])
-    [plan] = cut(turns, 12)
-    assert len(plan.stretches) > 1
-    relay = Relay(plan.num_tokens)
-    with pytest.raises(
-        ValueError, match=r"^a turn of 42 tokens does not fit in one pass.* raise max_tokens_per_microbatch to 42$"
-    ):
-        attention_of(plan, plan.stretches[0], "cuda", relay)
-    assert isinstance(attention_of(plan, plan.stretches[0], "cpu", relay), BlockAttention)
-    [whole] = cut(turns, 42)
-    attention_of(whole, whole.stretches[0], "cuda")
-    assert len(made) + (not whole.stretches[0].blocks.rectangles) == 1
 
 
 def test_sinks_in_one_kernel_are_those_of_blocks():

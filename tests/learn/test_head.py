@@ -45,6 +45,62 @@ def test_chunks_equal_a_whole_log_softmax(monkeypatch, chunk_elements, temperatu
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def random_mask(tokens=TOKENS, targets=None, seed=7):
+    """Sets of about half of the tokens, the target of every place among them, and the same densely."""
+    random = torch.Generator().manual_seed(seed)
+    allowed = torch.rand(tokens, VOCABULARY, generator=random) < 0.5
+    allowed[torch.arange(tokens), targets] = True
+    padded = torch.nn.functional.pad(allowed, (0, -VOCABULARY % 8)).view(tokens, -1, 8)
+    bits = (padded.to(torch.uint8) << torch.arange(8, dtype=torch.uint8)).sum(-1).to(torch.uint8)
+    order = torch.randperm(tokens, generator=random)
+    return head.Mask(bits[order], order.argsort()), allowed
+
+
+def under_mask(hidden, weight, targets, temperature, allowed):
+    table = (hidden @ weight.T / temperature).masked_fill(~allowed, -math.inf).log_softmax(-1)
+    shares = table.exp()
+    return table.gather(1, targets[:, None])[:, 0], -(shares * table.masked_fill(~allowed, 0.0)).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("chunk_elements", "narrowest"), [(1, 1), (30, 3), (64, 8), (2 * VOCABULARY, 5), (1 << 21, 256)]
+)
+@pytest.mark.parametrize("kept", [0, 1 << 24])
+@pytest.mark.parametrize("terms", [(1.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tiles_of_every_shape_equal_a_whole_log_softmax(monkeypatch, chunk_elements, narrowest, kept, terms, masked):
+    """Tiles with some of the places, some of the vocabulary, and both; also those in which nothing is allowed."""
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(head, "NARROWEST", narrowest)
+    monkeypatch.setattr(head, "KEPT_ELEMENTS", kept)
+    hidden, weight, targets, factors = inputs()
+    factors = factors * torch.tensor(terms, dtype=torch.float64)[:, None]
+    mask, allowed = random_mask(targets=targets) if masked else (None, torch.ones(TOKENS, VOCABULARY, dtype=torch.bool))
+    given = (hidden, weight, targets, 0.8, factors)
+    found = results(lambda *given: token_logprobs(*given, mask), *given)  # type: ignore[call-arg]
+    wanted = results(lambda *given: under_mask(*given, allowed), *given)  # type: ignore[call-arg]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_kept_and_recomputed_gradients_are_the_same_bits(monkeypatch):
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 30)
+    monkeypatch.setattr(head, "NARROWEST", 4)
+    hidden, weight, targets, _ = inputs(torch.float32)
+    logprobs, _ = token_logprobs(hidden, weight, targets, 0.8)
+    first, second = (torch.autograd.grad(logprobs.sum(), (hidden, weight), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_frozen_weight_gets_no_gradient():
+    hidden, weight, targets, factors = inputs()
+    wanted = results(token_logprobs, hidden, weight, targets, 1.0, factors)[2]
+    logprobs, entropies = token_logprobs(hidden, weight.detach(), targets, 1.0)
+    ((logprobs * factors[0]).sum() + (entropies * factors[1]).sum()).backward()
+    assert distance(hidden.grad, wanted) < 1e-12
+    assert weight.grad is None
+
+
 def test_gradients_pass_the_finite_difference_check(monkeypatch):
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", 2 * VOCABULARY)
     hidden, weight, targets, _ = inputs(tokens=5)
@@ -59,6 +115,7 @@ def test_bfloat16_is_close_and_its_sums_are_float32(monkeypatch, weight_dtype):
     narrow = hidden.detach().bfloat16().requires_grad_(), weight.detach().to(weight_dtype).requires_grad_()
     logprobs, entropies = token_logprobs(*narrow, targets, 1.0)
     assert logprobs.dtype == entropies.dtype == torch.float32
+    monkeypatch.setattr(head, "NARROWEST", 7)
     found = results(token_logprobs, *narrow, targets, 1.0, factors)
     assert [distance(one, other) < 0.02 for one, other in zip(found, wanted, strict=True)] == [True] * 4
     gradients = torch.autograd.grad(token_logprobs(*narrow, targets, 1.0)[0].sum(), narrow)
@@ -88,11 +145,10 @@ def test_no_tokens_have_no_logprobs_and_no_gradient():
     assert not weight.grad.any()
 
 
-def test_chunks_hold_no_more_logits_than_allowed(monkeypatch):
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 40)
-    assert chunks(10, 10) == [(0, 4), (4, 8), (8, 10)]
-    assert chunks(2, 100) == [(0, 1), (1, 2)]
-    assert chunks(0, 10) == []
+def test_chunks_hold_no_more_logits_than_allowed():
+    assert chunks(10, 10, 40) == [(0, 4), (4, 8), (8, 10)]
+    assert chunks(2, 100, 40) == [(0, 1), (1, 2)]
+    assert chunks(0, 10, 40) == []
 
 
 # ---------------------------------------------------------------- buckets
@@ -127,6 +183,7 @@ def bucket_results(function, hidden, weight, targets, temperature, tokens, facto
 @pytest.mark.parametrize("terms", [(1.0, 1.0), (0.0, 0.0)])
 def test_buckets_in_chunks_equal_those_of_whole_distributions(monkeypatch, chunk_elements, temperature, count, terms):
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(head, "NARROWEST", 5)
     hidden, weight, targets, factors = inputs()
     factors = factors * torch.tensor(terms, dtype=torch.float64)[:, None]
     given = hidden, weight, targets, temperature, some_tokens(count), factors

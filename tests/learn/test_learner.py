@@ -45,8 +45,7 @@ def exact_learner(**how):
 
 def optimizer_state(learner):
     """By parameter and name, copied."""
-    state = learner.stepper.optimizer.state_dict()["state"]
-    return {(place, name): x.clone() for place, values in state.items() for name, x in values.items()}
+    return {name: x.clone() for name, x in learner.stepper.state().items() if "/" in name}
 
 
 def same_bits(one, other):

@@ -35,14 +35,17 @@ def refusal(make, **how):
 def test_layers_without_attention_to_all_tokens_are_refused(page, name):
     message = refusal(lambda: page["small_model"](name))
     assert re.search(
-        r"has (linear|conv|indexed)\w* layers, and neither layout computes other than full attention$", message
+        r"has (linear|conv|indexed)\w* layers, and only full attention is computed in trees and packed turns; "
+        r'set layout = "rows", which shares nothing$',
+        message,
     )
 
 
 @pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma"])
 def test_states_that_no_layer_type_tells_of_are_refused(page, name):
     message = refusal(lambda: page["small_model"](name))
-    assert message == "this model hands a state from token to token; neither layout computes that exactly"
+    assert message.startswith("this model hands a state from token to token, which is not computed exactly in trees")
+    assert message.endswith('; set layout = "rows", which shares nothing')
 
 
 def sliding(window, **changes):
@@ -305,7 +308,8 @@ def rows_of(text, title):
 
 def test_the_page_has_every_architecture_once(page):
     text = (DOCS / "reference" / "models.md").read_text()
-    names = [name for title in ("Trained", "Refused", "Not tried") for name in rows_of(text, title)]
+    titles = ("Trained", "Trained in rows", "Refused", "Not tried")
+    names = [name for title in titles for name in rows_of(text, title)]
     assert sorted(names) == sorted(page["architectures"]())
     assert len(rows_of(text, "Not tried")) < 5
 

@@ -301,14 +301,15 @@ def test_a_recipe_says_how_its_policy_computes():
     check_model(recipe_of(engine={"name": "vllm"}), make_model("qwen2", **window), tokenizer)
 
 
-def test_a_gpu_needs_a_pass_as_long_as_a_turn():
+def test_mps_needs_a_pass_as_long_as_a_turn():
     from types import SimpleNamespace
 
     from turnwise.assemble.learner import policy_of
 
-    elsewhere = SimpleNamespace(device=torch.device("cuda"), parameters=lambda: iter([torch.zeros(1)]))
+    elsewhere = SimpleNamespace(device=torch.device("mps"), parameters=lambda: iter([torch.zeros(1)]))
     with pytest.raises(
-        ValueError, match=r"^max_tokens_per_microbatch = 100 cannot hold a turn .* = 4608, and only a CPU"
+        ValueError,
+        match=r"^max_tokens_per_microbatch = 100 cannot hold a turn .* = 4608, and mps computes no turn in several",
     ):
         policy_of(recipe_of(max_tokens_per_microbatch=100), elsewhere)
     policy_of(recipe_of(max_tokens_per_microbatch=100), make_model())

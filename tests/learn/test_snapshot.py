@@ -4,8 +4,12 @@ from contextlib import suppress
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
+from turnwise.learn import snapshot
+from turnwise.learn.snapshot import names_in, read_snapshot, stage, write_snapshot
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -91,3 +95,41 @@ def test_an_optimizer_of_an_earlier_turnwise_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="as a pickle, which is not read; go on from its checkpoint") as refused:
         names_in(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_what_pytorch_s_own_writer_wrote_is_read(tmp_path):
+    """As in the checkpoints of earlier versions: files have the same names, tensors and metadata."""
+    kept = {"a/b.c": torch.randn(3, 2), "count": torch.tensor(7)}
+    writer = HuggingFaceStorageWriter(str(tmp_path / "theirs"), save_distributed=True)
+    save(dict(kept), storage_writer=writer, no_dist=True)
+    write_snapshot(tmp_path / "ours", kept)
+    [theirs], [ours] = ((tmp_path / name).glob("*.safetensors") for name in ("theirs", "ours"))
+    assert theirs.name == ours.name
+    with safe_open(theirs, "pt") as one, safe_open(ours, "pt") as other:
+        assert one.metadata() == other.metadata()
+        assert set(one.keys()) == set(other.keys())
+    (tmp_path / "theirs" / "contents.json").write_text((tmp_path / "ours" / "contents.json").read_text())
+    assert names_in(tmp_path / "theirs") == kept.keys()
+    room = {name: torch.zeros_like(tensor) for name, tensor in kept.items()}
+    read_snapshot(tmp_path / "theirs", room)
+    assert all(torch.equal(room[name], kept[name]) for name in kept)
+
+
+def test_what_is_staged_does_not_change_any_more():
+    parameter, tied = torch.nn.Parameter(torch.ones(3)), torch.arange(4.0)
+    staged = stage({"a": parameter, "b": tied, "c": tied[1:]})
+    with torch.no_grad():
+        parameter.zero_()
+        tied.zero_()
+    assert [staged[name].tolist() for name in "abc"] == [[1.0] * 3, [0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+    assert not staged["a"].requires_grad
+
+
+def test_a_failure_of_the_disk_comes_out_as_it_is(tmp_path, monkeypatch):
+    def full(*arguments, **how):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_snapshot(tmp_path, {"a": torch.ones(2)})
+    assert not (tmp_path / "contents.json").exists()

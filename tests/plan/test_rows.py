@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.making import few, group_lists, make_turn, make_turns
 from turnwise.plan.pack import pack
-from turnwise.plan.rows import Rows, merge, pad, pad_by_length
+from turnwise.plan.rows import Rows, in_rows, merge, pad, pad_by_length
 from turnwise.plan.tree import tree
 from turnwise.types import turns_of
 
@@ -152,3 +152,27 @@ def test_a_merged_plan_computes_what_packing_computes():
     merged, packed = merge(turns, 30), pack(turns, 30)
     assert sum(plan.num_tokens for plan in merged) < sum(plan.num_tokens for plan in packed)
     assert distance(logprobs(merged), logprobs(packed)) < 1e-13
+
+
+@few
+@given(batches())
+def test_plans_in_rows_hold_what_merging_holds_and_fit_when_padded(batch):
+    turns, _ = batch
+    budget = max(map(size, turns), default=1) * 3
+    plans = in_rows(turns, budget)
+    held = sorted(turn for plan in plans for turn in plan.turns.tolist())
+    assert held == [place for place, turn in enumerate(turns) if len(turn.action)]
+    for plan in plans:
+        rows = int((plan.depth == 0).sum())
+        assert rows * (int(plan.depth.max()) + 1) <= budget
+        assert not plan.stretches[0].blocks.rectangles, "nothing is shared"
+        for turn, nodes in zip(plan.turns, np.split(plan.action_nodes, plan.offsets[1:-1]), strict=True):
+            assert plan.tokens[nodes].tolist() == turns[turn].action.tolist()
+    assert sum(plan.num_tokens for plan in plans) == sum(plan.num_tokens for plan in merge(turns, 10_000))
+
+
+def test_a_row_over_the_budget_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^a merged chain has 9 tokens, more than 8; raise max_tokens_per_microbatch$"
+    ):
+        in_rows(make_turns([(5, 4)]), 8)

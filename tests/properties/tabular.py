@@ -9,6 +9,7 @@ from support.making import make_turn
 from turnwise.assemble import objective as choices
 from turnwise.learn.learner import Learner
 from turnwise.learn.stepper import OptimizerSettings
+from turnwise.learn.ulysses import Alone
 from turnwise.plan.pack import lay_out
 from turnwise.recipe.parse import parse_recipe
 from turnwise.schedule.take import Taken
@@ -32,6 +33,7 @@ class TablePolicy:
     """Looks a turn up by the first token of its prompt, which is its number."""
 
     device = "cpu"
+    context = Alone()
 
     def __init__(self, model):
         self.model = model
@@ -41,6 +43,9 @@ class TablePolicy:
         numbers = [roots[start] for start in plan.offsets[:-1]]
         rows = torch.cat([self.model.rows[number] for number in numbers], dim=1)
         yield plan.stretches[0].picked, rows[0], rows[1].square()
+
+    def backward(self, total, is_last):
+        total.backward()
 
     def tensor(self, array, dtype=None):
         return torch.as_tensor(array).to(dtype)

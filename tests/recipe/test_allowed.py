@@ -19,14 +19,14 @@ KEYS = {f"{key.table}.{key.name}" if key.table else key.name: key for key in key
     ("key", "values", "default"),
     [
         ("steps", "integer >= 1", "100"),
-        ("layout", '"tree" | "packed"', '"tree"'),
+        ("layout", '"tree" | "packed" | "rows"', '"tree"'),
         ("optimizer.learning_rate", "number > 0", "1e-06"),
         ("engine.vllm.gpu_memory_utilization", "number > 0, <= 1", "0.5"),
         ("engine.vllm.enforce_eager", 'true | false | "auto"', '"auto"'),
         ("trackers", 'list of "tensorboard" | "wandb" | "mlflow" | "trackio"', "[]"),
         ("optimizer.adamw.betas", "[number, number]", "[0.9, 0.999]"),
         ("correction.token_band", "[number, number]", "none"),
-        ("model.gradient_checkpointing", "true | false", "false"),
+        ("model.gradient_checkpointing", 'true | false | "auto"', '"auto"'),
         ("env.settings", "table", "{}"),
         ("loss", '"ppo_clip" | "gspo" | "reinforce" | "cispo" | "sapo" | "dppo"', '"ppo_clip"'),
         ("evaluation.sampling.top_k", "integer >= 0, < 2147483648", "0"),
@@ -40,7 +40,7 @@ def test_values_in_words(key, values, default):
 
 def test_every_key_has_words():
     tables = {name for name, key in KEYS.items() if allowed_values(key) == "table"}
-    assert tables == {"env.settings", "env.tasks"}
+    assert tables == {"env.settings", "env.tasks", "env.demonstrated"}
 
 
 def test_the_lists_of_names_are_those_of_the_functions():
@@ -51,7 +51,7 @@ def test_the_lists_of_names_are_those_of_the_functions():
 
 def test_the_command_line_lists_keys(capsys):
     for arguments, expected in (
-        (["train", "--help"], '  layout                    "tree" | "packed"  (default: "tree")'),
+        (["train", "--help"], '  layout                    "tree" | "packed" | "rows"  (default: "tree")'),
         (["train", "--keys", "kl_penalty_of_nobody"], "no key has kl_penalty_of_nobody in its name"),
         (["train", "--keys", "vllm"], "GPUs that share one copy of the model."),
     ):

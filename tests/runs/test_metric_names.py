@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.mixture import mixture_folder
 from support.running import train
 from turnwise.envs.base import Reply
 from turnwise.envs.hops import Hops
@@ -57,9 +58,11 @@ def keys_of(folder: Path, *overrides: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What two runs write: a plain one, and one with a teacher, a critic, a reference, a correction and lag."""
+    """What two runs of a mixture write: one that replays routes, and one with a teacher, a critic, a reference, a
+    correction and lag."""
     folder = tmp_path_factory.mktemp("runs")
-    plain = keys_of(folder, f"out={folder / 'plain'}", "env.0.dataset=hops")
+    mixture = [f"model.path={mixture_folder(folder / 'mixture')}", "model.hidden=", "model.layers="]
+    plain = keys_of(folder, f"out={folder / 'plain'}", "env.0.dataset=hops", *mixture, "model.router_replay=true")
     with_everything = [
         f"out={folder / 'rich'}",
         f"teacher={checkpoint_path(RunFolder.open(folder / 'plain').checkpoints, 2)}",
@@ -70,6 +73,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         "correction.importance_sampling=token",
         "evaluation.attempts=2",
         "max_lag=1",
+        *mixture,
     ]
     return plain | keys_of(folder, *with_everything)
 

@@ -43,7 +43,7 @@ def test_the_lists_name_keys_and_tables_of_a_recipe():
         *("steps=9", "trackers=tensorboard", "evaluation.every=1", "evaluation.sampling.temperature=0.5"),
         *("checkpoints.every=1", "archive.steps=3", "schedule.stall_warning_seconds=5", "guards.max_dropped_groups=3"),
         *("engine.max_num_seqs=2", "engine.memory.kv_cache=64", "model.threads=2", "env.0.concurrency.max_open=3"),
-        *("cluster.ranks=2", "rollout.limits.call_seconds=9", "layout=packed", "max_tokens_per_microbatch=4096"),
+        *("cluster.fsdp=2", "rollout.limits.call_seconds=9", "layout=packed", "max_tokens_per_microbatch=4096"),
     ],
 )
 def test_what_the_state_does_not_depend_on_may_change(tmp_path, override):

@@ -9,6 +9,7 @@ from typing import Any
 
 from support.running import SilentScreen
 from turnwise.assemble.environments import endpoint_of, environments_of
+from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import open_environments, run_parts
 from turnwise.assemble.warm_start import starting_model
 from turnwise.recipe.schema import Recipe
@@ -28,7 +29,8 @@ def parts_of(recipe: Recipe, model: Any, tokenizer: Any) -> RunParts:
 
     async def work() -> RunParts:
         environments = stack.enter_context(open_environments(recipe))
-        return await stack.enter_async_context(run_parts(recipe, environments, model, tokenizer, Path("evaluations")))
+        source = ModelSource(model, tokenizer)
+        return await stack.enter_async_context(run_parts(recipe, environments, source, Path("evaluations")))
 
     return loop.run_until_complete(work())
 

@@ -79,6 +79,9 @@ def group_lists(*, min_groups=0, max_groups=3, max_attempts=4, **how):
 # ---------------------------------------------------------------- models
 
 
+MIXTURE = {"head_dim": 12, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2}
+
+
 def make_model(kind="qwen3", *, dtype="float32", seed=0, **changes):
     """A tiny causal language model of transformers, every parameter of it random: norms and biases too.
 
@@ -93,6 +96,7 @@ def make_model(kind="qwen3", *, dtype="float32", seed=0, **changes):
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }[kind]
     sizes = {
         "vocab_size": VOCABULARY,
@@ -104,6 +108,7 @@ def make_model(kind="qwen3", *, dtype="float32", seed=0, **changes):
         "max_position_embeddings": 256,
         "tie_word_embeddings": kind != "llama",
         **({"head_dim": 12} if kind == "qwen3" else {}),
+        **(MIXTURE if kind == "qwen3_moe" else {}),
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

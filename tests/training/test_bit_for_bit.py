@@ -117,3 +117,66 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, step: int) -> None:
     assert done.returncode == -signal.SIGKILL
     resume(tmp_path / "killed")
     assert left_by(recipe_of(tmp_path, "killed", 128, 2)) == left_by(whole)
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """From the weights that are trained, which the files that others read have rounded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    whole, parts = (in_dtype(recipe_of(tmp_path, out, 64, 1), "bfloat16") for out in ("whole", "parts"))
+    train(whole)
+    stop = asyncio.Event()
+
+    class Stopper(SilentScreen):
+        def show(self, done: int, metrics: object) -> None:
+            if "warm" not in self.what and done == 1:
+                stop.set()
+
+    assert asyncio.run(run.start(parts, Stopper(), stop)) is None
+    resume(Path(parts.out))
+    assert left_by(parts) == left_by(whole)
+    folder = Path(whole.out) / "checkpoints" / "step-000002"
+    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    assert (folder / "master_weights").is_dir()
+
+
+def in_dtype(recipe: Recipe, dtype: str) -> Recipe:
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+
+
+KILLED_WRITING = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from support.running import SilentScreen, train
+from training.test_bit_for_bit import recipe_of
+from turnwise.learn.export import Export
+
+write, count = Export.write, []
+
+def killing(export, folder):
+    write(export, folder)
+    count.append(folder)
+    if len(count) == 2:  # the checkpoint of the first step has its tensors, and neither state nor checksums
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Export.write = killing
+train(recipe_of(Path({folder!r}), "killed", 128, 2), SilentScreen())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_a_checkpoint_is_written_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    whole = recipe_of(tmp_path, "whole", 128, 2)
+    train(whole)
+    code = KILLED_WRITING.format(tests=str(TESTS), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == -signal.SIGKILL
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-000000"]
+    assert len(list(checkpoints.glob(".step-000001.*.partial"))) == 1
+    resume(tmp_path / "killed")
+    assert left_by(recipe_of(tmp_path, "killed", 128, 2)) == left_by(whole)
+    assert list(checkpoints.glob(".*")) == []

@@ -30,11 +30,11 @@ from turnwise.types import turns_of
 
 
 def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
-    recipe = micro_recipe(tmp_path)
+    recipe = micro_recipe(tmp_path, "evaluation.greedy=true", "env.0.fresh=true", "env.0.tasks={links=[1,2]}")
     summary = train(recipe)
     folder = RunFolder.open(recipe.out)
     assert summary == json.loads(folder.summary.read_text())
-    assert set(summary) == {"before", "after", "seconds", "updates", "lag_max"}
+    assert set(summary) == {"before", "after", "marks", "seconds", "updates", "lag_max"}
     assert set(summary["before"]) == set(summary["after"]) == {"sampled", "greedy"}
     assert summary["updates"] == 4
     assert summary["lag_max"] == 0
@@ -44,7 +44,9 @@ def test_a_run_trains_and_leaves_everything_in_its_folder(tmp_path: Path) -> Non
     assert lines[0]["eval/sampled/attempts"] == 16
     assert lines[2]["eval/sampled/attempts"] == 8
     assert archived_steps(folder.archive) == [1, 2, 3, 4]
-    assert [version for version, _ in evaluated(folder.evaluations)] == [0, 0, 2, 4, 4]
+    assert [version for version, _ in evaluated(folder.evaluations)] == [0, 0, 2, 2, 4, 4]
+    assert lines[2]["eval/greedy/attempts"] == 8
+    assert lines[4]["tasks/distinct"] == 16
     assert latest_checkpoint(folder.checkpoints).step == 4
 
 

@@ -225,8 +225,8 @@ def test_an_engine_that_differs_far_into_the_context_only_is_caught_at_the_start
     _, engine, check = pair()
     plainly = engine.model.compute
 
-    def compute(tokens, positions, attend):
-        return plainly(tokens, positions + (positions >= 48), attend)  # one place skipped
+    def compute(tokens, positions, attend, recorded):
+        return plainly(tokens, positions + (positions >= 48), attend, recorded)  # one place skipped
 
     engine.model.compute = compute
     found = run(check.begin(0))

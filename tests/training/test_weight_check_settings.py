@@ -30,7 +30,7 @@ def test_what_would_be_ignored_is_refused(recipe, reason):
         ({"max_lag": 1}, False),
         ({"engine": {"processes": 1}}, False),
         ({"engine": {"name": "vllm"}}, False),
-        ({"cluster": {"ranks": 2}}, False),
+        ({"cluster": {"fsdp": 2}}, False),
     ],
 )
 def test_weights_are_shared_in_one_process_without_lag_only(recipe, shared):

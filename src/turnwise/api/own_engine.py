@@ -117,6 +117,7 @@ class OwnEngine:
             top_p,
             top_k,
             stop if isinstance(stop, str) else tuple(stop),  # type: ignore[arg-type]
+            routes=0 if self.recipe.model.router_replay else None,
         )
 
     async def sample(self, prompts: Sequence[Tokens], sampling: Sampling, seed: int) -> list[Completion]:
@@ -178,6 +179,7 @@ class OwnEngine:
             reward,
             said,
             timing=completion.timing,
+            routes=completion.routes,
         )
 
     # ------------------------------------------------------------ its end

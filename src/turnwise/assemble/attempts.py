@@ -26,7 +26,11 @@ def training_attempts(
         environments=environments.training(),
         engine=engine,
         renderer=renderer,
-        sampling=Sampling(recipe.rollout.max_action_tokens, recipe.sampling.temperature),
+        sampling=Sampling(
+            recipe.rollout.max_action_tokens,
+            recipe.sampling.temperature,
+            routes=0 if recipe.model.router_replay else None,
+        ),
         limits=limits(recipe),
         seed=recipe.seed,
         split="train",

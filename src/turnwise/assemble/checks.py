@@ -8,14 +8,15 @@ import importlib.util
 from turnwise.assemble import objective
 from turnwise.assemble.engines import context_of
 from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
-from turnwise.assemble.learner import device_of, policy_of
+from turnwise.assemble.learner import device_of, policy_of, reach_of
 from turnwise.assemble.opponents import check_opponents
+from turnwise.cluster.shard import DISPATCHED
 from turnwise.data.catalogue import model_folder
 from turnwise.data.hub import PREFIX, HubName, Say
 from turnwise.data.named_models import named_models, with_commits
 from turnwise.engines.slots.model import check_window
 from turnwise.envs.capabilities import can_demonstrate
-from turnwise.learn.model_checks import windows
+from turnwise.learn.model_checks import why_unshared, windows
 from turnwise.learn.policy import load_tokenizer
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
@@ -23,6 +24,11 @@ from turnwise.rollout.environments import Environments
 from turnwise.runs.checkpoint import check_model_folder
 from turnwise.runs.trackers.names import check_installed as check_trackers
 from turnwise.serve.endpoint import check_installed
+
+FEW_TASKS = 512
+"""A dataset with no more tasks than this can be learned by heart..."""
+MANY_VISITS = 4
+"""...by a run that visits each of them so often."""
 
 
 def check(recipe: Recipe) -> None:
@@ -40,6 +46,11 @@ def check_settings(recipe: Recipe) -> None:
     objective.check(recipe)
     check_packages(recipe)
     check_gpus(recipe)
+    if recipe.lora.rank and (recipe.cluster.tp > 1 or recipe.cluster.ep > 1):
+        raise ValueError(
+            "lora.rank: adapters are not divided with the layers or experts they belong to; set cluster.tp = 1 and "
+            "cluster.ep = 1, and divide the weights by cluster.fsdp"
+        )
 
 
 def with_models(recipe: Recipe, say: Say) -> Recipe:
@@ -82,6 +93,9 @@ def check_packages(recipe: Recipe) -> None:
         raise ValueError('cluster.placement needs Ray: pip install "turnwise[ray]"')
     if recipe.lora.rank and importlib.util.find_spec("peft") is None:
         raise ValueError('lora needs peft: pip install "turnwise[lora]"')
+    names = (recipe.optimizer.name, recipe.critic.optimizer.name, recipe.sft.optimizer.name)
+    if "adamw_8bit" in names and importlib.util.find_spec("torchao") is None:
+        raise ValueError('optimizer.name = "adamw_8bit" needs torchao: pip install "turnwise[torchao]"')
     if recipe.engine.name != "vllm":
         return
     vllm = recipe.engine.vllm
@@ -94,6 +108,17 @@ def check_packages(recipe: Recipe) -> None:
                 f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" '
                 "(on a CPU see docs/guides/vllm.md)"
             )
+    check_vllm_routes(recipe)
+
+
+def check_vllm_routes(recipe: Recipe) -> None:
+    """Refuse routes of a vLLM that cannot give them."""
+    local = recipe.model.router_replay and not recipe.engine.vllm.server
+    if local and device_of(recipe) == "cpu" and importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            'model.router_replay with engine.name = "vllm": vLLM gives routes with Triton only, which has to be built '
+            'for CPUs; set engine.name = "slots", or name a server in engine.vllm.server'
+        )
 
 
 def check_gpus(recipe: Recipe) -> None:
@@ -119,12 +144,57 @@ def check_vocabularies(recipe: Recipe, tokenizer: ChatTokenizer | None = None) -
             )
 
 
+def check_parts(recipe: Recipe, model: CausalLM) -> None:
+    """Refuse to divide a model that transformers cannot divide so."""
+    cluster, text, name = recipe.cluster, model.config.get_text_config(), type(model).__name__
+    if cluster.ep > 1:
+        if DISPATCHED not in model.ep_plan.values():
+            raise ValueError(
+                f"cluster.ep = {cluster.ep}: transformers has no plan that sends tokens to the experts of {name}; "
+                "set it to 1"
+            )
+        experts = next((getattr(text, each) for each in EXPERTS if getattr(text, each, None)), 0)
+        if experts % cluster.ep:
+            raise ValueError(f"cluster.ep = {cluster.ep} must divide the {experts} experts of this model; lower it")
+    if cluster.cp * cluster.tp > text.num_attention_heads:
+        raise ValueError(
+            f"cluster.cp = {cluster.cp} and cluster.tp = {cluster.tp} are together more than the "
+            f"{text.num_attention_heads} attention heads of this model; lower cluster.cp"
+        )
+    if cluster.tp > 1:
+        if not model.tp_plan:
+            raise ValueError(f"cluster.tp = {cluster.tp}: transformers has no plan to divide {name}; set it to 1")
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        if heads % cluster.tp:
+            raise ValueError(
+                f"cluster.tp = {cluster.tp} must divide the {heads} key-value heads of this model; lower it"
+            )
+        if packed := packed_weights(model):
+            experts_too = DISPATCHED in model.ep_plan.values() and cluster.ep == 1
+            instead = (
+                f"set cluster.ep = {cluster.tp} too, which divides experts whole" if experts_too else "set it to 1"
+            )
+            if cluster.ep == 1 or not packed <= model.ep_plan.keys():
+                raise ValueError(
+                    f"cluster.tp = {cluster.tp} would divide {min(packed)} in parts that no checkpoint can hold; "
+                    f"{instead}"
+                )
+
+
+def packed_weights(model: CausalLM) -> set[str]:
+    """Weights that have two in one, of which tensor parallel takes a part each: such a part is in two pieces."""
+    return {name for name, style in model.tp_plan.items() if style.startswith("packed_")}
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""How configs call the number of experts."""
+
+
 def check_tasks(recipe: Recipe, environments: Environments) -> None:
     """Refuse datasets that lack tasks, that train on held-out ones, or that nobody can demonstrate; their tasks are
     drawn once."""
     train = environments.tasks("train")
-    evaluation = recipe.evaluation
-    heldout = environments.tasks("heldout", max(evaluation.tasks, evaluation.final_tasks))
+    heldout = environments.tasks("heldout", recipe.evaluation.most_tasks)
     for label, tasks in heldout.items():
         if both := {task.id for task in tasks} & {task.id for task in train[label]}:
             raise ValueError(
@@ -139,13 +209,37 @@ def check_tasks(recipe: Recipe, environments: Environments) -> None:
                 )
 
 
+def few_tasks(recipe: Recipe, environments: Environments) -> list[str]:
+    """A warning for each dataset whose tasks are few enough to be learned by heart (docs/explanation/learning.md)."""
+    total = sum(entry.weight for entry in recipe.env)
+    warnings = []
+    for entry in recipe.env:
+        num_tasks = len(environments.tasks("train")[entry.label])
+        visits = recipe.steps * recipe.groups_per_step * entry.weight / total / num_tasks
+        if entry.fresh or num_tasks > FEW_TASKS or visits < MANY_VISITS:
+            continue
+        more = "give more in env.data" if entry.data else "raise env.tasks.count, or set env.fresh=true"
+        warnings.append(
+            f"{entry.label} has {num_tasks} training tasks, and {recipe.steps} steps visit each {visits:.0f} times: "
+            f"few enough to be learned by heart; {more}"
+        )
+    return warnings
+
+
 def check_model(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer) -> None:
-    """Refuse a model that would not be computed exactly, and teachers that do not fit it, before it is trained."""
-    policy = policy_of(recipe, model)
+    """Refuse a model that would not be computed exactly, and teachers that do not fit it, before it is trained. A model
+    that has no weights here is checked by its config and its first layers."""
+    if model.device.type == "meta":
+        reach_of(recipe, model)
+    else:
+        policy_of(recipe, model)
+    check_parts(recipe, model)
     if recipe.engine.name == "slots":
+        if reason := why_unshared(model):
+            raise ValueError(f'this model {reason}, and not by the slot engine either; set engine.name = "vllm"')
         for window, _ in windows(model.config.get_text_config()):
             check_window(window, context_of(recipe))
     check_vocabularies(recipe, tokenizer)
-    top_k, most = recipe.distill.top_k, len(policy.output)
+    top_k, most = recipe.distill.top_k, len(model.get_output_embeddings().weight)
     if recipe.distill.coefficient and top_k > most:
         raise ValueError(f"distill.top_k = {top_k} must be from 1 to {most}, the tokens that both models know")

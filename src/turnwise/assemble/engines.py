@@ -11,6 +11,7 @@ import torch
 
 from turnwise.assemble.learner import device_of, policy_of
 from turnwise.assemble.model import renderer_of
+from turnwise.assemble.models import ModelSource, copy_model
 from turnwise.cluster.placement import Site
 from turnwise.cluster.replica import open_replicas
 from turnwise.engines.base import Engine, vocabulary_of
@@ -23,8 +24,9 @@ from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.vllm.engine import VllmEngine
 from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import VllmServer
-from turnwise.learn.learner import save_policy
-from turnwise.learn.policy import DTYPES
+from turnwise.learn.model_cut import model_on_meta
+from turnwise.learn.policy import DTYPES, load_model
+from turnwise.learn.routers import Routers
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.render.renderer import Renderer
@@ -40,9 +42,9 @@ def context_of(recipe: Recipe) -> int:
     return recipe.engine.memory.max_model_len or recipe.rollout.max_trajectory_tokens
 
 
-def cluster_engine(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, version: int, site: Site) -> Engine:
-    """Engines on a Ray cluster."""
-    make = partial(replica_engine, recipe, model, tokenizer, version)
+def cluster_engine(recipe: Recipe, source: ModelSource, version: int, site: Site) -> Engine:
+    """Engines on a Ray cluster, which read their first weights from the source's folder."""
+    make = partial(replica_of_folder, recipe, source.own_folder, source.tokenizer, version)
     return open_replicas(site, make, context=context_of(recipe))
 
 
@@ -65,22 +67,39 @@ def engine_of_nobody(renderer: Renderer) -> Engine:
 
 def evaluation_engine_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, workers: Workers) -> Engine:
     """A second engine, with a copy of the weights, for evaluations that overlap training."""
-    return ENGINES[recipe.engine.name](recipe, model, renderer, version, workers("evaluation"))
+    model = copy.deepcopy(model) if recipe.cluster.is_spread else model
+    return ENGINES[recipe.engine.name](without_replay(recipe), model, renderer, version, workers("evaluation"))
+
+
+def without_replay(recipe: Recipe) -> Recipe:
+    """The recipe for a model whose attempts nobody trains on: it records no routes, and may have none."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"router_replay": False})})
 
 
 def slot_engine(
     recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, worker: Worker | None = None
 ) -> SlotEngine:
-    """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes."""
-    slot_model = slot_model_of(recipe, model if worker is None else copy.deepcopy(model), renderer, version)
+    """An in-process engine: on the model itself, in the event loop, or on a copy of it, where a worker computes. A
+    model that is whole here while the learner is elsewhere is nobody else's."""
+    if recipe.cluster.is_spread:
+        policy_of(recipe, model)  # which makes it ready for an engine
+    own = worker is None or recipe.cluster.is_spread
+    slot_model = slot_model_of(recipe, model if own else copy.deepcopy(model), renderer, version)
     return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
+
+
+def replica_of_folder(recipe: Recipe, folder: Path, tokenizer: ChatTokenizer, version: int) -> Engine:
+    """The engine of a process that reads a model by itself. A vLLM does so in its own process."""
+    model = model_on_meta(folder) if recipe.engine.name == "vllm" else load_model(folder)
+    return replica_engine(recipe, model, tokenizer, version)
 
 
 def replica_engine(recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, version: int) -> Engine:
     """The engine of a process of its own, which has the model for itself."""
     torch.set_num_threads(recipe.model.threads or max(1, int(recipe.cluster.cpus)))
-    model = model.to(device_of(recipe))
-    policy_of(recipe, model)  # which makes it ready for an engine
+    if model.device.type != "meta":
+        model = model.to(device_of(recipe))
+        policy_of(recipe, model)  # which makes it ready for an engine
     renderer = renderer_of(recipe, model, tokenizer)
     return REPLICAS[recipe.engine.name](recipe, model, renderer, version)
 
@@ -121,6 +140,7 @@ def slot_model_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: 
         keep_cache=recipe.engine.memory.keep_cache,
         pass_tokens=recipe.engine.memory.max_num_batched_tokens,
         guidance=Guidance(renderer.tokenizer, vocabulary=vocabulary_of(model), end_tokens=renderer.end_tokens),
+        record_routes=recipe.model.router_replay,
     )
 
 
@@ -130,7 +150,7 @@ def vllm_engine(
     """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names. It
     computes in a process of its own and needs no worker."""
     engine, vllm = recipe.engine, recipe.engine.vllm
-    dtype, device = DTYPES[recipe.model.dtype], model.device.type
+    dtype, device = DTYPES[recipe.model.dtype], device_of(recipe)
     weights = model.state_dict()
     local = LocalSettings(
         slots=engine.max_num_seqs,
@@ -143,11 +163,12 @@ def vllm_engine(
         eager=device == "cpu" if vllm.enforce_eager == "auto" else vllm.enforce_eager,
         tensor_parallel=vllm.tensor_parallel_size,
         transfer=vllm.transfer,
+        routes=recipe.model.router_replay,
     )
-    save = partial(save_policy, model, renderer.tokenizer)
+    save = partial(copy_model, ModelSource(model, renderer.tokenizer, Path(model.config.name_or_path)))
     folder = Path(vllm.folder) if vllm.folder else None
     return VllmEngine(
-        VllmServer(vllm.server) if vllm.server else LocalVllm(save, local),
+        VllmServer(vllm.server, routes=recipe.model.router_replay) if vllm.server else LocalVllm(save, local),
         FileTransfer(dtype, folder) if vllm.transfer == "file" else NativeTransfer(vllm.transfer, dtype),
         slots=engine.max_num_seqs,
         context=context_of(recipe),
@@ -156,8 +177,9 @@ def vllm_engine(
         tensors=weights,
         version=version,
         keep_cache=engine.memory.keep_cache,
-        first_weights=weights if vllm.server else None,
+        first_weights=weights if vllm.server and model.device.type != "meta" else None,
         guidance=vllm_guidance(model, renderer),
+        route_layers=Routers(model).layers if recipe.model.router_replay else None,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -37,14 +37,18 @@ from turnwise.recipe.environment import EnvironmentConfig
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.batching.batches import Batches, lane_of, rule_of
 from turnwise.rollout.environment_host import EnvironmentHost
-from turnwise.rollout.environments import DatasetEnvironments, Environments
+from turnwise.rollout.environments import DEMONSTRATED, DatasetEnvironments, Environments
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import OpenLimit, default_open_limit
-from turnwise.schedule.tasks import TaskOrder
+from turnwise.schedule.tasks import FreshTasks, TaskOrder
+from turnwise.seeds import seed_of
 from turnwise.serve.agents.agent import Agent, calling, find_agent, is_function
 from turnwise.serve.agents.drive import Driver
 from turnwise.serve.endpoint import Endpoint
 from turnwise.types import Task
+
+FRESH_PROBES = 4
+"""Visits of a dataset that are drawn before the first step, to see whether they differ."""
 
 
 def environment_class(name: str, variables: tuple[str, ...] = ()) -> Any:
@@ -210,20 +214,49 @@ def host_of(recipe: Recipe, entry: EnvironmentConfig, open_limit: OpenLimit, fai
 
 
 def draw_tasks(recipe: Recipe, entry: EnvironmentConfig, split: str, count: int | None = None) -> list[Task]:
-    """The tasks of a split of one entry, at most `count`."""
-    kind = kind_of(entry)
+    """The tasks of a split of one entry, at most `count`. Those that are demonstrated are training tasks, drawn with
+    arguments of their own."""
+    tasks: Iterable[Task]
     if entry.data:
-        tasks = given_tasks(entry.data, entry.heldout, split, entry.label, kind)
+        of_data = "train" if split == DEMONSTRATED else split
+        tasks = given_tasks(entry.data, entry.heldout, of_data, entry.label, kind_of(entry))
+    elif split == DEMONSTRATED:
+        tasks = made_tasks(entry, "train", recipe.seed, "env.demonstrated", {**entry.tasks, **entry.demonstrated})
     else:
-        supplied = ("self", "split", "seed", "settings")
-        arguments = check_arguments(entry.name, "env.tasks", kind.tasks, entry.tasks, supplied)
-        if "settings" in inspect.signature(kind.tasks).parameters:
-            arguments["settings"] = check_arguments(entry.name, "env.settings", kind, entry.settings)
-        tasks = kind.tasks(split, recipe.seed if split == "train" else 0, **arguments)
+        tasks = made_tasks(entry, split, recipe.seed if split == "train" else 0, "env.tasks", entry.tasks)
     drawn = [checked(task, entry.label) for task in islice(tasks, count)]
     if not drawn:
         raise ValueError(f"{entry.label} has no {split} tasks")
     return drawn
+
+
+def made_tasks(entry: EnvironmentConfig, split: str, seed: int, table: str, given: Mapping[str, Any]) -> Iterable[Task]:
+    """What the `tasks` of an environment makes, with the arguments that a table of the recipe gives."""
+    kind = kind_of(entry)
+    arguments = check_arguments(entry.name, table, kind.tasks, given, ("self", "split", "seed", "settings"))
+    if "settings" in inspect.signature(kind.tasks).parameters:
+        arguments["settings"] = check_arguments(entry.name, "env.settings", kind, entry.settings)
+    made: Iterable[Task] = kind.tasks(split, seed, **arguments)
+    return made
+
+
+def fresh_tasks(recipe: Recipe, entry: EnvironmentConfig, heldout: Sequence[Task]) -> FreshTasks:
+    """Training tasks of one entry, a new one for each visit. ValueError where the seed does not matter to them; where
+    one of them is held out, that visit raises it."""
+    counted = "count" in inspect.signature(kind_of(entry).tasks).parameters
+    given = {**entry.tasks, **({"count": 1} if counted else {})}
+    held = {task.id for task in heldout}
+
+    def draw(number: int) -> Task:
+        seed = seed_of(recipe.seed, "fresh", entry.label, number) >> 1  # within 63 bits, for those who pass it on
+        task = checked(next(iter(made_tasks(entry, "train", seed, "env.tasks", given))), entry.label)
+        if task.id in held:
+            raise ValueError(f'{entry.label}: task "{task.id}" is drawn for training and held out; set env.fresh=false')
+        return task
+
+    if len({draw(number).id for number in range(FRESH_PROBES)}) == 1:
+        raise ValueError(f"env.fresh = true: {entry.name}.tasks makes the same task for every seed; remove fresh")
+    return FreshTasks(draw)
 
 
 def tasks_of(recipe: Recipe, split: str, count: int | None = None) -> dict[str, list[Task]]:
@@ -280,5 +313,16 @@ def checked(task: Task, dataset: str) -> Task:
     return Task(task.id, dataset, task.data)
 
 
-def task_order(recipe: Recipe, datasets: Mapping[str, list[Task]]) -> TaskOrder:
+def training_order(recipe: Recipe, environments: Environments) -> TaskOrder:
+    """The tasks of training in their order."""
+    train = environments.tasks("train")
+    heldout = environments.tasks("heldout", recipe.evaluation.most_tasks)
+    datasets = {
+        entry.label: fresh_tasks(recipe, entry, heldout[entry.label]) if entry.fresh else train[entry.label]
+        for entry in recipe.env
+    }
+    return task_order(recipe, datasets)
+
+
+def task_order(recipe: Recipe, datasets: Mapping[str, Sequence[Task] | FreshTasks]) -> TaskOrder:
     return TaskOrder(datasets, {entry.label: entry.weight for entry in recipe.env}, recipe.seed)

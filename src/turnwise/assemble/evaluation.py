@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.assemble.attempts import evaluation_attempts
-from turnwise.assemble.engines import slot_engine
+from turnwise.assemble.engines import slot_engine, without_replay
 from turnwise.assemble.learner import policy_of
 from turnwise.assemble.model import model_and_tokenizer, renderer_of, set_threads
 from turnwise.assemble.run import open_environments, opened
@@ -48,8 +48,8 @@ async def open_model(target: EvaluationTarget, screen: Screen) -> AsyncIterator[
         else:
             model, tokenizer = await model_and_tokenizer(recipe, environments, target.model)
         renderer = renderer_of(recipe, model, tokenizer)
-        policy_of(recipe, model)  # which refuses a model that an engine would not compute exactly
-        async with opened(slot_engine(recipe, model, renderer, target.version)) as engine:
+        policy_of(recipe, model, replay=False)  # which refuses a model that an engine would not compute exactly
+        async with opened(slot_engine(without_replay(recipe), model, renderer, target.version)) as engine:
             yield OpenModel(engine, renderer, environments)
 
 

@@ -2,54 +2,61 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from turnwise.assemble import objective as choices
+from turnwise.assemble.models import Folders, Models, ModelSource, OnRanks, Whole
 from turnwise.cluster.actors import ActorRanks
 from turnwise.cluster.deal import cost_of, split_for_ranks
+from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.placement import Site
 from turnwise.cluster.processes import ProcessRanks
 from turnwise.cluster.rank import MakeLearner
 from turnwise.cluster.ranked import RankedLearner
+from turnwise.cluster.spread import Placed, PutAdapters, Spread
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.critic import Critic, ValueModel
 from turnwise.learn.learner import Learner
 from turnwise.learn.lora import Adapters, LoraSettings, WithoutAdapters
-from turnwise.learn.model_checks import Layout
-from turnwise.learn.policy import DTYPES, Policy, load_model, load_tokenizer, pick_device
+from turnwise.learn.model_checks import Layout, Reach, why_unshared
+from turnwise.learn.model_cut import check_by_config, cut_of, model_on_meta
+from turnwise.learn.policy import DTYPES, Policy, load_model, pick_device
 from turnwise.learn.schedules import Schedule, schedule
-from turnwise.learn.stepper import OptimizerSettings, Reduce, alone
+from turnwise.learn.stepper import OptimizerSettings
 from turnwise.learn.teacher import Teacher
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
+from turnwise.plan.rows import in_rows
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.optimizer import OptimizerConfig
 from turnwise.recipe.schema import Recipe
 
-LAYOUTS: dict[str, Layout] = {"tree": cut, "packed": pack}
+LAYOUTS: dict[str, Layout] = {"tree": cut, "packed": pack, "rows": in_rows}
 
 BASE = "../../reference"
 """Where the folder of a checkpoint finds the model that training started from: see `RunFolder`."""
 
-Prepare = Callable[[Policy], Policy]
-"""What is done with every policy once it is made: its weights are spread over ranks, or nothing."""
-
-
-def as_it_is(policy: Policy) -> Policy:
-    return policy
-
 
 def layout_of(recipe: Recipe, model: CausalLM) -> Layout:
-    """How turns are laid out, for as many ranks as there are."""
-    return split_for_ranks(LAYOUTS[recipe.layout], recipe.cluster.ranks, cost_of(model))
+    """How turns are laid out, for as many ranks as have plans of their own."""
+    return split_for_ranks(LAYOUTS[recipe.layout], MeshShape.of(recipe.cluster).hands, cost_of(model))
+
+
+def told_of_layout(recipe: Recipe, model: CausalLM) -> list[str]:
+    """What a user should know of the layout before a run."""
+    if recipe.layout != "rows":
+        return []
+    reason = why_unshared(model)
+    why = f"because this model {reason}" if reason else 'as layout = "rows" asks; "tree" would share them'
+    return [f"layout: rows, padded; no prefix is shared between attempts or with a changed history, {why}"]
 
 
 # ---------------------------------------------------------------- in this process, or over ranks
@@ -71,51 +78,68 @@ def placed(recipe: Recipe) -> Iterator[Site | None]:
         yield site
 
 
-def portable(recipe: Recipe, model: CausalLM) -> CausalLM:
-    """The model as it can be handed to other processes, where there are any."""
-    return copy.deepcopy(model).cpu() if recipe.cluster.is_spread and model.device.type != "cpu" else model
-
-
-def learner_for(recipe: Recipe, model: CausalLM, make: MakeLearner, site: Site | None) -> AnyLearner:
-    """What `make` makes, by this process or by ranks that hold it together: of this machine, or at a site."""
+def open_learner(
+    recipe: Recipe, source: ModelSource, beginning: Path | None = None, site: Site | None = None
+) -> AnyLearner:
+    """The learner of a run, in this process or over ranks that hold it together: of this machine, or at a site.
+    `beginning` is the folder of the model that training started from, where that is not the source itself."""
     if not recipe.cluster.is_spread:
-        return make(as_it_is, alone)
-    policy_of(recipe, model)  # which refuses a model that is not computed exactly before anything starts
+        start = None if beginning is None else partial(load_model, beginning)
+        return rl_learner(recipe, source.model, source.tokenizer, start)
+    folders = folders_of(recipe, source, beginning)
+    return ranked(recipe, source.model, partial(rl_learner_of_rank, recipe, source.tokenizer, folders), site)
+
+
+def open_sft_learner(recipe: Recipe, source: ModelSource, site: Site | None = None) -> AnyLearner:
+    """The learner of a warm start, likewise."""
+    if not recipe.cluster.is_spread:
+        return sft_learner(recipe, Whole(source.model.to(device_of(recipe)), source.tokenizer))
+    folders = Folders(source.own_folder, source.own_folder, {str(source.own_folder): reach_of(recipe, source.model)})
+    return ranked(recipe, source.model, partial(sft_learner_of_rank, recipe, folders), site)
+
+
+def ranked(recipe: Recipe, model: CausalLM, make: MakeLearner, site: Site | None) -> RankedLearner:
+    """The learner that `make` makes on every rank."""
     cluster, device = recipe.cluster, device_of(recipe)
     if site is not None:
         threads = recipe.model.threads or max(1, int(cluster.cpus))
         return RankedLearner(ActorRanks(site, make, device=device, threads=threads), cost_of(model))
     threads = recipe.model.threads or max(1, (os.cpu_count() or 1) // cluster.ranks)
-    return RankedLearner(ProcessRanks(cluster.ranks, make, device=device, threads=threads), cost_of(model))
+    ranks = ProcessRanks(MeshShape.of(cluster), make, device=device, threads=threads)
+    return RankedLearner(ranks, cost_of(model))
 
 
 def rl_learner(
-    recipe: Recipe,
-    model: CausalLM,
-    tokenizer: ChatTokenizer,
-    start: Callable[[], CausalLM] | None = None,
-    prepare: Prepare = as_it_is,
-    reduce: Reduce = alone,
+    recipe: Recipe, model: CausalLM, tokenizer: ChatTokenizer, start: Callable[[], CausalLM] | None = None
 ) -> Learner:
-    """The learner of a run; `start` gives the model that training started from, where that is not `model` itself.
+    """The learner of a run in this process; `start` gives the model that training started from, where that is not
+    `model` itself."""
+    return rl_learner_of(recipe, Whole(model.to(device_of(recipe)), tokenizer, start))
 
-    With adapters the model is the one that training started from, and no second one is made to refer to.
-    """
-    model = model.to(device_of(recipe))
-    frozen = frozen_models(recipe, tokenizer, start or partial(copy.deepcopy, model))
-    critic = critic_of(recipe, model, prepare)
+
+def rl_learner_of_rank(recipe: Recipe, tokenizer: ChatTokenizer, folders: Folders, spread: Spread) -> Learner:
+    return rl_learner_of(recipe, OnRanks(spread, folders, recipe))
+
+
+def sft_learner_of_rank(recipe: Recipe, folders: Folders, spread: Spread) -> Learner:
+    return sft_learner(recipe, OnRanks(spread, folders, recipe))
+
+
+def rl_learner_of(recipe: Recipe, models: Models) -> Learner:
+    """The learner of a run. With adapters the model is the one that training started from, and no second one is made
+    to refer to."""
+    frozen = frozen_models(recipe, models)
+    critic = critic_of(recipe, models)
     updates = recipe.steps * recipe.updates_per_step
-    adapters = adapters_of(recipe, model)
-    learner = learner_of(recipe, model, recipe.optimizer, updates, frozen, critic, prepare, reduce, adapters)
-    if adapters is not None and refers_to_start(recipe):
-        learner.models["reference"] = WithoutAdapters(learner.policy, adapters)
+    learner = learner_of(recipe, models, recipe.optimizer, updates, frozen, critic, putting_adapters(recipe))
+    if learner.adapters is not None and refers_to_start(recipe):
+        learner.models["reference"] = WithoutAdapters(learner.policy, learner.adapters)
     return learner
 
 
-def sft_learner(recipe: Recipe, model: CausalLM, prepare: Prepare = as_it_is, reduce: Reduce = alone) -> Learner:
+def sft_learner(recipe: Recipe, models: Models) -> Learner:
     """The learner of a warm start."""
-    model = model.to(device_of(recipe))
-    return learner_of(recipe, model, recipe.sft.optimizer, recipe.sft.updates, prepare=prepare, reduce=reduce)
+    return learner_of(recipe, models, recipe.sft.optimizer, recipe.sft.updates)
 
 
 # ---------------------------------------------------------------- its parts
@@ -123,94 +147,139 @@ def sft_learner(recipe: Recipe, model: CausalLM, prepare: Prepare = as_it_is, re
 
 def learner_of(
     recipe: Recipe,
-    model: CausalLM,
+    models: Models,
     optimizer: OptimizerConfig,
     updates: int,
-    frozen: Mapping[str, CausalLM] = MappingProxyType({}),
+    frozen: Mapping[str, Placed] = MappingProxyType({}),
     critic: Critic | None = None,
-    prepare: Prepare = as_it_is,
-    reduce: Reduce = alone,
-    adapters: Adapters | None = None,
+    put_adapters: PutAdapters | None = None,
 ) -> Learner:
     """The learner of a model, with frozen ones beside it by the name of what they score."""
-    policy = policy_of(recipe, model)
-    if adapters is not None:
-        adapters.check()  # while the model is whole
-    policy = prepare(policy)
+    placed = models.policy(put_adapters)
+    policy = policy_of(recipe, placed)
+    if placed.adapters is not None and placed.enter is None:
+        placed.adapters.check()  # of a model that is spread they were checked before
     ready: dict[int, Policy] = {}  # one model may score under two names
     made: dict[str, Policy | Teacher] = {}
     for name, beside in frozen.items():
         if id(beside) not in ready:
-            ready[id(beside)] = prepare(policy_of(recipe, beside.requires_grad_(False)))
+            beside.model.requires_grad_(False)
+            ready[id(beside)] = policy_of(recipe, beside, replay=False)
         scores = ready[id(beside)]
-        made[name] = Teacher(scores, recipe.distill.top_k, len(policy.output)) if name == "buckets" else scores
-    return Learner(policy, *stepping(optimizer, updates), made, critic, reduce, adapters)
+        made[name] = Teacher(scores, recipe.distill.top_k, policy.vocabulary) if name == "buckets" else scores
+    return Learner(policy, *stepping(optimizer, updates), made, critic, models.reduce, placed.adapters)
 
 
 def stepping(optimizer: OptimizerConfig, updates: int) -> tuple[OptimizerSettings, Schedule]:
+    adamw = optimizer.adamw
     settings = OptimizerSettings(
-        optimizer.learning_rate, optimizer.adamw.betas, optimizer.weight_decay, optimizer.adamw.clip_norm
+        optimizer.learning_rate, adamw.betas, optimizer.weight_decay, adamw.clip_norm, optimizer.name
     )
     return settings, schedule(optimizer.schedule, optimizer.warmup, updates)
 
 
-def critic_of(recipe: Recipe, model: CausalLM, prepare: Prepare = as_it_is) -> Critic | None:
+def critic_of(recipe: Recipe, models: Models) -> Critic | None:
     """A critic that starts as a copy of the model, where the recipe needs one."""
     if "values" not in choices.needs(recipe):
         return None
-    values = ValueModel(copy.deepcopy(model), **how_computed(recipe, model))
-    prepare(values)
+    placed = models.critic()
+    values = ValueModel(placed.model, placed.head, **how_computed(recipe, placed))
     updates = recipe.steps * recipe.updates_per_step
     return Critic(values, *stepping(recipe.critic.optimizer, updates), clip=recipe.critic.clip)
 
 
-def policy_of(recipe: Recipe, model: CausalLM) -> Policy:
-    return Policy(model, temperature=recipe.sampling.temperature, **how_computed(recipe, model))
+def policy_of(recipe: Recipe, model: CausalLM | Placed, *, replay: bool | None = None) -> Policy:
+    """The policy of a model, which is made ready for an engine too. One that is not computed exactly is refused. Those
+    that score beside the policy choose experts for themselves: the recorded routes are not theirs."""
+    placed = model if isinstance(model, Placed) else Placed(model)
+    replay = recipe.model.router_replay if replay is None else replay
+    how = how_computed(recipe, placed)
+    return Policy(placed.model, temperature=recipe.sampling.temperature, replay=replay, **how)
 
 
-def how_computed(recipe: Recipe, model: CausalLM) -> dict[str, Any]:
+def how_computed(recipe: Recipe, placed: Placed) -> dict[str, Any]:
     """What a policy and a critic have in common: how they compute plans."""
-    longest, device = recipe.rollout.max_trajectory_tokens, model.device.type
-    in_float64 = next(model.parameters()).dtype is torch.float64  # as somebody gives it who compares with a reference
-    if device != "cpu" and recipe.max_tokens_per_microbatch < longest:
+    longest, device = recipe.rollout.max_trajectory_tokens, placed.model.device.type
+    # Somebody gives a model in float64 to compare it with a reference.
+    in_float64 = next(placed.model.parameters()).dtype is torch.float64
+    if device not in ("cpu", "cuda") and recipe.max_tokens_per_microbatch < longest:
         raise ValueError(
             f"max_tokens_per_microbatch = {recipe.max_tokens_per_microbatch} cannot hold a turn of "
-            f"rollout.max_trajectory_tokens = {longest}, and only a CPU computes one in several passes; raise it"
+            f"rollout.max_trajectory_tokens = {longest}, and {device} computes no turn in several passes; raise it"
         )
     return {
         "dtype": torch.float64 if in_float64 else DTYPES[recipe.model.dtype],
         "layout": LAYOUTS[recipe.layout],
         "longest": longest,
-        "checkpointing": recipe.model.gradient_checkpointing,
+        "checkpointing": recomputes(recipe, placed.model),
+        "reach": placed.reach,
+        "enter": placed.enter,
+        "shard": placed.shard,
+        "sync": placed.sync,
+        "context": placed.context,
     }
 
 
-def frozen_models(recipe: Recipe, tokenizer: ChatTokenizer, start: Callable[[], CausalLM]) -> dict[str, CausalLM]:
-    """The models that a step needs scores of beside the policy's; `start` gives the one that training started from."""
+def recomputes(recipe: Recipe, model: CausalLM) -> bool:
+    """Whether layers are computed again in the backward pass."""
+    wanted = recipe.model.gradient_checkpointing
+    return wanted if wanted != "auto" else model.device.type == "cuda" and model.supports_gradient_checkpointing
+
+
+def frozen_models(recipe: Recipe, models: Models) -> dict[str, Placed]:
+    """The models that a step needs scores of beside the policy's."""
     needed, frozen = choices.needs(recipe), {}
     if "reference" in needed and not (recipe.lora.rank and refers_to_start(recipe)):
         path = recipe.kl.reference
-        frozen["reference"] = start() if path == "start" else same_vocabulary(path, tokenizer)
+        frozen["reference"] = models.start() if path == "start" else models.frozen(path)
     if asked := needed & {"teacher", "buckets"}:
-        frozen |= dict.fromkeys(asked, same_vocabulary(recipe.teacher, tokenizer))
-    device = device_of(recipe)
-    return {name: model.to(device) for name, model in frozen.items()}
+        frozen |= dict.fromkeys(asked, models.frozen(recipe.teacher))
+    return frozen
 
 
 def refers_to_start(recipe: Recipe) -> bool:
     return "reference" in choices.needs(recipe) and recipe.kl.reference == "start"
 
 
-def adapters_of(recipe: Recipe, model: CausalLM) -> Adapters | None:
-    """The adapters that are trained, put into the model, where the recipe has some."""
+def putting_adapters(recipe: Recipe) -> PutAdapters | None:
+    """What puts the adapters that are trained into a model, where the recipe has some."""
     if not recipe.lora.rank:
         return None
     settings = LoraSettings(recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets)
-    return Adapters(model, settings, base=BASE, seed=recipe.seed)
+    return partial(Adapters, settings=settings, base=BASE, seed=recipe.seed)
 
 
-def same_vocabulary(path: str, tokenizer: ChatTokenizer) -> CausalLM:
-    """The model in a folder, once its tokens are known to be the policy's."""
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(f"the model in {path} has another vocabulary than the policy, so it cannot score its tokens")
-    return load_model(path)
+# ---------------------------------------------------------------- before there are ranks
+
+
+def reach_of(recipe: Recipe, model: CausalLM) -> tuple[Reach, ...]:
+    """How long a turn may be for a model that is spread over ranks to compute it exactly, and why. One that would not
+    compute the turns of the recipe so is refused."""
+    reach = check_by_config(model, LAYOUTS[recipe.layout], recipe.rollout.max_trajectory_tokens)
+    return tuple(reach)
+
+
+def folders_of(recipe: Recipe, source: ModelSource, beginning: Path | None) -> Folders:
+    """Where ranks find the models of a run, once it is known that they are computed exactly."""
+    folder = source.own_folder
+    reaches = {str(folder): reach_of(recipe, source.model)}
+    if (put_adapters := putting_adapters(recipe)) is not None:
+        adapters = put_adapters(cut_of(source.model))
+        if experts := [weight for weight in adapters.adapted.values() if weight.parameter != "weight"]:
+            raise ValueError(
+                f"lora.targets: {experts[0].parameter} is a weight of all experts in one, whose adapters are not "
+                "loaded over ranks; leave it out, or set cluster.fsdp = 1"
+            )
+        adapters.check()
+    for path in other_models(recipe):
+        reaches[path] = reach_of(recipe, model_on_meta(path))
+    start = beginning or folder
+    reaches.setdefault(str(start), reaches[str(folder)])
+    return Folders(folder, start, reaches)
+
+
+def other_models(recipe: Recipe) -> set[str]:
+    """Paths of a reference and a teacher."""
+    needed = choices.needs(recipe)
+    paths = {recipe.kl.reference} if "reference" in needed else set()
+    return (paths | ({recipe.teacher} if needed & {"teacher", "buckets"} else set())) - {"start", ""}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,10 @@ import torch
 from safetensors import SafetensorError
 
 from turnwise.assemble.learner import device_of
+from turnwise.assemble.models import ModelSource
+from turnwise.data.catalogue import model_folder
+from turnwise.learn.lora import base_of
+from turnwise.learn.model_cut import model_on_meta
 from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.pretrained import CausalLM, ChatTokenizer
@@ -37,6 +41,29 @@ def gpu_names() -> list[str]:
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 
 
+async def model_source(recipe: Recipe, environments: Environments, path: str | Path | None = None) -> ModelSource:
+    """The policy's model and its tokenizer, for a run: from a folder, or the tiny ones built by code. Weights that only
+    other processes need are left in the folder."""
+    if path is None and recipe.model.path != "tiny":
+        path = recipe.model.path
+    folder = None if path is None else model_folder(path)
+    if folder is not None and base_of(folder) is not None:
+        folder = None  # of adapters, which are added to another model here
+    if folder is not None and not computes_here(recipe):
+        source = ModelSource(*load(folder, model_on_meta), folder.absolute())
+        check_context(recipe, source.model)
+        return source
+    model, tokenizer = await model_and_tokenizer(recipe, environments, path)
+    return ModelSource(model, tokenizer, None if folder is None else folder.absolute())
+
+
+def computes_here(recipe: Recipe) -> bool:
+    """Whether something in the process of a run needs the weights: the learner, or an engine that has a copy. A vLLM
+    and engines on a Ray cluster read them from a folder."""
+    cluster, engine = recipe.cluster, recipe.engine
+    return not cluster.is_spread or (not cluster.on_ray and engine.name == "slots")
+
+
 async def model_and_tokenizer(
     recipe: Recipe, environments: Environments, path: str | Path | None = None
 ) -> tuple[CausalLM, ChatTokenizer]:
@@ -49,16 +76,22 @@ async def model_and_tokenizer(
         tokenizer = build_tokenizer(await tiny_texts(recipe, environments))
         context = recipe.rollout.max_trajectory_tokens
         model = build_model(tokenizer, recipe.model.hidden, recipe.model.layers, context, recipe.seed)
+    check_context(recipe, model)
+    elsewhere = recipe.cluster.is_spread and (recipe.cluster.on_ray or recipe.engine.processes)
+    return model.to("cpu" if elsewhere else device_of(recipe)), tokenizer
+
+
+def check_context(recipe: Recipe, model: CausalLM) -> None:
+    """Refuse attempts that have more tokens than a model has positions."""
     longest = getattr(model.config, "max_position_embeddings", None) or recipe.rollout.max_trajectory_tokens
     if recipe.rollout.max_trajectory_tokens > longest:
         raise ValueError(
             f"rollout.max_trajectory_tokens = {recipe.rollout.max_trajectory_tokens} is more than "
             f"the {longest} positions of this model; lower it"
         )
-    return model.to("cpu" if recipe.cluster.on_ray else device_of(recipe)), tokenizer
 
 
-def load(path: str | Path) -> tuple[CausalLM, ChatTokenizer]:
+def load(path: str | Path, load_model: Callable[[str | Path], CausalLM] = load_model) -> tuple[CausalLM, ChatTokenizer]:
     """(model, tokenizer) of a folder; one that cannot be read is a one-line ValueError."""
     try:
         return load_model(path), load_tokenizer(path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from turnwise.assemble.engines import slot_engine
+from turnwise.assemble.engines import slot_engine, without_replay
 from turnwise.assemble.environments import seats_of
 from turnwise.assemble.learner import policy_of
 from turnwise.assemble.model import load
 from turnwise.engines.base import Engine
+from turnwise.learn.policy import load_model
 from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.render.renderer import Renderer
@@ -41,11 +42,12 @@ def check_opponents(recipe: Recipe) -> None:
 
 @asynccontextmanager
 async def seated_engines(
-    recipe: Recipe, engine: Engine, model: CausalLM, renderer: Renderer, beginning: Callable[[], CausalLM] | None
+    recipe: Recipe, engine: Engine, model: CausalLM, renderer: Renderer, beginning: Path | None
 ) -> AsyncIterator[dict[str, Sequence[Engine]]]:
     """By dataset: the engine of each seat of a game. A frozen opponent has an engine with a copy of its weights, which
-    never change; `beginning` gives the model that training started from, if that is not `model`."""
+    never change; `beginning` is the folder of the model that training started from, if that is not `model`."""
     engines: dict[str, Engine] = {"policy": engine}
+    recipe = without_replay(recipe)
     async with AsyncExitStack() as stack:
         for opponent in opponents_of(recipe):
             frozen = slot_engine(recipe, frozen_model(recipe, opponent, model, renderer, beginning), renderer, 0)
@@ -56,12 +58,12 @@ async def seated_engines(
 
 
 def frozen_model(
-    recipe: Recipe, opponent: str, model: CausalLM, renderer: Renderer, beginning: Callable[[], CausalLM] | None
+    recipe: Recipe, opponent: str, model: CausalLM, renderer: Renderer, beginning: Path | None
 ) -> CausalLM:
     """The weights of a frozen opponent, which nobody else has."""
     folder = opponent.partition(":")[2]
     if not folder:
-        frozen = copy.deepcopy(model) if beginning is None else beginning()
+        frozen = copy.deepcopy(model) if beginning is None else load_model(beginning)
     else:
         frozen, tokenizer = load(folder)
         if tokenizer.get_vocab() != renderer.tokenizer.get_vocab():

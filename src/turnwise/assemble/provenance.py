@@ -26,6 +26,7 @@ from turnwise.data.digests import digest_of, digests_in
 from turnwise.data.sources import code_of, code_of_ours
 from turnwise.envs.adapters import ADAPTERS
 from turnwise.learn.lora import base_of
+from turnwise.learn.masters import MASTERS
 from turnwise.recipe.environment import EnvironmentConfig
 from turnwise.recipe.schema import Recipe
 
@@ -138,8 +139,9 @@ def model_files(folder: Path) -> dict[str, str]:
     """The files that a model, its tokenizer and its templates are loaded from, and those of the model that adapters
     are for. What else is below a folder, an optimizer for instance, is not loaded."""
     found = {path.name: digest_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    if (folder / TEMPLATES).is_dir():
-        found |= {f"{TEMPLATES}/{name}": digest for name, digest in digests_in(folder / TEMPLATES).items()}
+    for below in (TEMPLATES, MASTERS):
+        if (folder / below).is_dir():
+            found |= {f"{below}/{name}": digest for name, digest in digests_in(folder / below).items()}
     if (base := base_of(folder)) is not None:
         found |= {f"base/{name}": digest for name, digest in model_files(base).items()}
     return found

@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from turnwise.assemble.engines import engine_of_nobody
-from turnwise.assemble.learner import layout_of, learner_for, placed, portable, rl_learner
+from turnwise.assemble.learner import layout_of, open_learner, placed
 from turnwise.assemble.model import check_group, renderer_of
+from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import Plans, resuming, settings_of, stages_of, training
 from turnwise.engines.base import vocabulary_of
 from turnwise.learn.policy import load_tokenizer
-from turnwise.pretrained import CausalLM, ChatTokenizer
+from turnwise.pretrained import ChatTokenizer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
@@ -156,31 +156,31 @@ async def replay_parts(
     source: RecordedArchive,
     recipe: Recipe,
     environments: Environments,
-    model: CausalLM,
-    tokenizer: ChatTokenizer,
+    start: ModelSource,
     evaluations: Path,
     checkpoint: Checkpoint | None = None,
-    beginning: Any = None,
+    beginning: Path | None = None,
     workers: Workers = in_own_thread,
 ) -> AsyncIterator[RunParts]:
     """The parts of a replay, as `run_parts` has those of a run: recorded groups in the place of sampled ones."""
+    model, tokenizer = start.model, start.tokenizer
     check_tokenizer(source, tokenizer)
     renderer = renderer_of(recipe, model, tokenizer)
     groups = RecordedGroups(source, partial(check_group, recipe, renderer, vocabulary_of(model)))
-    with placed(recipe) as site:
-        make = partial(rl_learner, recipe, portable(recipe, model), tokenizer, beginning)
-        with closing(learner_for(recipe, model, make, site)) as learner:
-            if checkpoint is not None:
-                learner.restore(checkpoint.path)
-            run = workers("learner") if recipe.max_lag else inline
-            lay_out = layout_of(recipe, model)
-            plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
-            loop = LoopParts(
-                # Other weights than those that sampled are no mistake here.
-                settings=replace(settings_of(recipe), max_logprob_gap=math.inf),
-                stages=stages_of(recipe, groups.make_group, plan, run),
-                learner=learner,
-                engine=engine_of_nobody(renderer),
-                tasks=groups,
-            )
-            yield RunParts(loop=loop, evaluator=None, environments=environments, tokenizer=tokenizer)
+    with placed(recipe) as site, closing(open_learner(recipe, start, beginning, site)) as learner:
+        if checkpoint is not None:
+            learner.restore(checkpoint.path)
+        run = workers("learner") if recipe.max_lag else inline
+        lay_out = layout_of(recipe, model)
+        plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
+        loop = LoopParts(
+            # Other weights than those that sampled are no mistake here.
+            settings=replace(settings_of(recipe), max_logprob_gap=math.inf),
+            stages=stages_of(recipe, groups.make_group, plan, run),
+            learner=learner,
+            engine=engine_of_nobody(renderer),
+            tasks=groups,
+        )
+        yield RunParts(
+            loop=loop, evaluator=None, environments=environments, tokenizer=tokenizer, save=workers("checkpoint")
+        )

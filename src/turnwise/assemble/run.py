@@ -13,21 +13,20 @@ from typing import Any
 
 from turnwise.assemble import objective
 from turnwise.assemble.attempts import evaluation_attempts, training_attempts
-from turnwise.assemble.checks import check, check_tasks, with_models
+from turnwise.assemble.checks import check, check_tasks, few_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
-from turnwise.assemble.environments import endpoint_of, environments_of, task_order
-from turnwise.assemble.learner import layout_of, learner_for, placed, policy_of, portable, rl_learner
-from turnwise.assemble.model import gpu_names, model_and_tokenizer, renderer_of, set_threads
+from turnwise.assemble.environments import endpoint_of, environments_of, training_order
+from turnwise.assemble.learner import layout_of, open_learner, placed, policy_of, told_of_layout
+from turnwise.assemble.model import gpu_names, model_source, renderer_of, set_threads
+from turnwise.assemble.models import ModelSource, copy_model, reachable
 from turnwise.assemble.opponents import seated_engines
 from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
-from turnwise.assemble.warm_start import starting_model
+from turnwise.assemble.warm_start import starting_source
 from turnwise.atomic import atomic_folder
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyLearner
-from turnwise.learn.learner import save_policy
-from turnwise.learn.policy import load_model
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
@@ -150,17 +149,20 @@ async def started(
     state = State()
     with open_environments(recipe) as environments:
         check_tasks(recipe, environments)
+        for warning in few_tasks(recipe, environments):
+            screen.say(warning)
         with closing(open_tracker(recipe, folder, say=screen.say)) as tracker:
-            model, tokenizer = await starting_model(recipe, environments, screen, state.seconds, stop)
+            source = await starting_source(recipe, environments, screen, state.seconds, stop, folder.path)
+            for line in told_of_layout(recipe, source.model):
+                screen.say(line)
             if keeps_start(recipe):
                 with atomic_folder(folder.reference) as aside:
-                    save_policy(model, tokenizer, aside)
+                    copy_model(source, aside)
                     write_checksums(aside)
-            opened = (open_parts or run_parts)(
-                recipe, environments, model, tokenizer, folder.evaluations, workers=workers
-            )
-            async with opened as parts:
-                yield Run(recipe, folder, parts, state, screen, tracker)
+            with reachable(recipe, source, folder.path) as source:
+                opened = (open_parts or run_parts)(recipe, environments, source, folder.evaluations, workers=workers)
+                async with opened as parts:
+                    yield Run(recipe, folder, parts, state, screen, tracker)
 
 
 @asynccontextmanager
@@ -180,10 +182,9 @@ async def restored(
         closing(open_tracker(recipe, folder, checkpoint.step, screen.say)) as tracker,
     ):
         path = folder.reference if recipe.lora.rank else checkpoint.path
-        model, tokenizer = await model_and_tokenizer(recipe, environments, path)
-        beginning = partial(load_model, folder.reference)
+        source = await model_source(recipe, environments, path)
         async with (open_parts or run_parts)(
-            recipe, environments, model, tokenizer, folder.evaluations, checkpoint, beginning, workers
+            recipe, environments, source, folder.evaluations, checkpoint, folder.reference, workers
         ) as parts:
             run = Run(recipe, folder, parts, State.from_json(checkpoint.state), screen, tracker)
             run.last_checkpoint = checkpoint.step
@@ -220,28 +221,27 @@ def open_tracker(
 async def run_parts(
     recipe: Recipe,
     environments: Environments,
-    model: CausalLM,
-    tokenizer: ChatTokenizer,
+    source: ModelSource,
     evaluations: Path,
     checkpoint: Checkpoint | None = None,
-    beginning: Callable[[], CausalLM] | None = None,
+    beginning: Path | None = None,
     workers: Workers = in_own_thread,
 ) -> AsyncIterator[RunParts]:
-    """The parts of a run, at its start or as a checkpoint left them; `beginning` gives the model that training started
-    from, where that is not `model` itself, and `workers` make the calls of engines and learner where these overlap.
-    Engines are open, and the one of training is known to compute what the learner does."""
+    """The parts of a run, at its start or as a checkpoint left them; `beginning` is the folder of the model that
+    training started from, where that is not the source itself, and `workers` make the calls of engines and learner
+    where these overlap. Engines are open, and the one of training is known to compute what the learner does."""
     step = checkpoint.step if checkpoint else 0
+    model, tokenizer = source.model, source.tokenizer
     renderer = renderer_of(recipe, model, tokenizer)
     plain = without_adapters(recipe, model)
     async with AsyncExitStack() as stack:
         site = stack.enter_context(placed(recipe))
-        make = partial(rl_learner, recipe, portable(recipe, model), tokenizer, beginning)
-        learner = stack.enter_context(closing(learner_for(recipe, model, make, site)))
+        learner = stack.enter_context(closing(open_learner(recipe, source, beginning, site)))
         if site is None:
             shared = model if recipe.engine_shares_weights else plain
             engine = engine_of(recipe, shared, renderer, step, workers)
         else:
-            engine = cluster_engine(recipe, model, tokenizer, step, site)
+            engine = cluster_engine(recipe, source, step, site)
         await stack.enter_async_context(opened(engine))
         evaluation_engine = engine
         if recipe.schedule.overlap_evaluations:
@@ -258,25 +258,31 @@ async def run_parts(
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:
             learner.restore(checkpoint.path)
-            if recipe.lora.rank:  # the engine was made with the model as it is without them
-                await engine.load(learner.publish(), step)
+        if begins_otherwise(recipe, source, checkpoint):
+            await engine.load(learner.publish(), step)
         run = workers("learner") if recipe.max_lag or recipe.schedule.overlap_evaluations else inline
         lay_out = layout_of(recipe, model)
         plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         seats = await stack.enter_async_context(seated_engines(recipe, engine, plain, renderer, beginning))
         attempts = training_attempts(recipe, environments, engine, renderer, seats)
-        sample: MakeGroup = lambda draw: attempts.group(draw.task, draw.epoch)
-        stages = stages_of(recipe, sample, plan, run, weight_check.arrived)
-        order = task_order(recipe, environments.tasks("train"))
+        stages = stages_of(recipe, lambda draw: attempts.group(draw.task, draw.epoch), plan, run, weight_check.arrived)
+        order = training_order(recipe, environments)
         loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
         yield RunParts(
             loop=loop,
             evaluator=evaluator,
             environments=environments,
             tokenizer=tokenizer,
+            save=workers("checkpoint"),
             start_metrics=await metrics_at_start(weight_check, step),
         )
+
+
+def begins_otherwise(recipe: Recipe, source: ModelSource, checkpoint: Checkpoint | None) -> bool:
+    """Whether the engine begins with other weights than the learner: with those of the model without its adapters, or,
+    as a server that nobody has given any, with those that it was started with."""
+    return bool((recipe.lora.rank and checkpoint is not None) or (recipe.engine.vllm.server and not source.is_here))
 
 
 @asynccontextmanager

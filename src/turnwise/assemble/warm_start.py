@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from turnwise.assemble.checks import check_model
 from turnwise.assemble.engines import engine_of_nobody
 from turnwise.assemble.environments import task_order
-from turnwise.assemble.learner import layout_of, learner_for, placed, portable, sft_learner
-from turnwise.assemble.model import check_group, check_turns, limits, model_and_tokenizer, renderer_of
+from turnwise.assemble.learner import layout_of, open_sft_learner, placed
+from turnwise.assemble.model import (
+    check_group,
+    check_turns,
+    limits,
+    model_and_tokenizer,
+    model_source,
+    renderer_of,
+)
+from turnwise.assemble.models import ModelSource, reachable
 from turnwise.assemble.provenance import differences, fingerprint_of, provenance
 from turnwise.credit.correction import uncorrected
 from turnwise.credit.scope import anchor_tokens
@@ -34,7 +44,7 @@ from turnwise.rollout.demonstrate import (
     Demonstrator,
     RecordedDemonstrations,
 )
-from turnwise.rollout.environments import Environments
+from turnwise.rollout.environments import DEMONSTRATED, Environments
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs.archive import is_archive
 from turnwise.runs.screen import Screen
@@ -48,65 +58,85 @@ from turnwise.types import Group
 async def starting_model(
     recipe: Recipe, environments: Environments, screen: Screen, seconds: dict[str, float], stop: asyncio.Event
 ) -> tuple[CausalLM, ChatTokenizer]:
+    """The model that training starts from, whole, and its tokenizer."""
+    source = await starting_source(recipe, environments, screen, seconds, stop, Path(gettempdir()))
+    if source.is_here:
+        return source.model, source.tokenizer
+    return await model_and_tokenizer(recipe, environments, source.own_folder)
+
+
+async def starting_source(
+    recipe: Recipe,
+    environments: Environments,
+    screen: Screen,
+    seconds: dict[str, float],
+    stop: asyncio.Event,
+    beside: Path,
+) -> ModelSource:
     """The model that training starts from and its tokenizer. A warm start is made once and cached; the `seconds` that
-    it took are added."""
+    it took are added. What other processes have to read meanwhile is written into a folder `beside` others."""
     if not recipe.sft.updates:
-        return await checked_model(recipe, environments)
+        return await checked_source(recipe, environments)
     if live := [entry.label for entry in recipe.env if is_live(entry.name)]:
         screen.say(f"warm start: not kept, because {live[0]} is a class of this session; one of a module is kept")
-        return await made_now(recipe, environments, screen, seconds, stop)
+        return await made_now(recipe, environments, screen, seconds, stop, beside)
     made_of = provenance(recipe)
     folder = cache_folder() / f"{warm_start.PREFIX}{fingerprint_of(made_of)}"
     if not recipe.sft.remake and warm_start.is_usable(folder, screen):
         screen.say(f"warm start: from {folder}, made {warm_start.when(folder)}; sft.remake=true makes it again")
-        return await checked_model(recipe, environments, folder)
+        return await checked_source(recipe, environments, folder)
     if reason := warm_start.what_changed(made_of, differences):
         screen.say(f"warm start: {reason}")
-    model, tokenizer = await made_now(recipe, environments, screen, seconds, stop)
+    source = await made_now(recipe, environments, screen, seconds, stop, beside)
     write = made_again if recipe.sft.remake else made_once
-    write(folder, partial(warm_start.save, model, tokenizer, made_of))
-    return model, tokenizer
+    write(folder, partial(warm_start.save, source.model, source.tokenizer, made_of))
+    return await checked_source(recipe, environments, folder) if recipe.cluster.is_spread else source
 
 
 async def made_now(
-    recipe: Recipe, environments: Environments, screen: Screen, seconds: dict[str, float], stop: asyncio.Event
-) -> tuple[CausalLM, ChatTokenizer]:
+    recipe: Recipe,
+    environments: Environments,
+    screen: Screen,
+    seconds: dict[str, float],
+    stop: asyncio.Event,
+    beside: Path,
+) -> ModelSource:
     """A warm start that is made, not found. That of a class which only a session has is always made: nothing can tell
     whether the class, or what it uses, is still what it was."""
     began = time.perf_counter()
-    model, tokenizer = await checked_model(recipe, environments)
-    await warm_up(recipe, environments, model, tokenizer, screen, stop)
+    source = await checked_source(recipe, environments)
+    with reachable(recipe, source, beside) as here:
+        trained = await warm_up(recipe, environments, here, screen, stop)
     seconds["warm_start"] = time.perf_counter() - began
-    return model, tokenizer
+    return ModelSource(trained, source.tokenizer)
 
 
-async def checked_model(
-    recipe: Recipe, environments: Environments, path: Path | None = None
-) -> tuple[CausalLM, ChatTokenizer]:
+async def checked_source(recipe: Recipe, environments: Environments, path: Path | None = None) -> ModelSource:
     """A model and its tokenizer, once it is known that training can compute it."""
-    model, tokenizer = await model_and_tokenizer(recipe, environments, path)
-    check_model(recipe, model, tokenizer)
-    return model, tokenizer
+    source = await model_source(recipe, environments, path)
+    check_model(recipe, source.model, source.tokenizer)
+    return source
 
 
 async def warm_up(
-    recipe: Recipe,
-    environments: Environments,
-    model: CausalLM,
-    tokenizer: ChatTokenizer,
-    screen: Screen,
-    stop: asyncio.Event,
-) -> None:
-    """Train a model in place on demonstrations. Raises Stopped where `stop` is set before the end."""
-    async with demonstrating(recipe, environments, model, tokenizer, screen) as parts:
-        model.load_state_dict(await warm_start.imitate(parts, screen, stop, environments.failures.sum_up))
+    recipe: Recipe, environments: Environments, source: ModelSource, screen: Screen, stop: asyncio.Event
+) -> CausalLM:
+    """The model, trained on demonstrations. Raises Stopped where `stop` is set before the end."""
+    model = source.model
+    async with demonstrating(recipe, environments, source, screen) as parts:
+        weights = await warm_start.imitate(parts, screen, stop, environments.failures.sum_up)
+        if not source.is_here:
+            model = copy.deepcopy(model).to_empty(device="cpu")
+        model.load_state_dict(weights)
+    return model
 
 
 @asynccontextmanager
 async def demonstrating(
-    recipe: Recipe, environments: Environments, model: CausalLM, tokenizer: ChatTokenizer, screen: Screen | None = None
+    recipe: Recipe, environments: Environments, source: ModelSource, screen: Screen | None = None
 ) -> AsyncIterator[LoopParts]:
     """What the loop works with in a warm start: demonstrations for attempts and likelihood for a loss."""
+    model, tokenizer = source.model, source.tokenizer
     renderer = renderer_of(recipe, model, tokenizer)
     order, make_group = demonstrations(recipe, environments, renderer, model, screen)
     lay_out = layout_of(recipe, model)
@@ -123,10 +153,8 @@ async def demonstrating(
         run=inline,
     )
     nobody = engine_of_nobody(renderer)
-    with placed(recipe) as site:
-        make = partial(sft_learner, recipe, portable(recipe, model))
-        with closing(learner_for(recipe, model, make, site)) as learner:
-            yield LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=nobody, tasks=order)
+    with placed(recipe) as site, closing(open_sft_learner(recipe, source, site)) as learner:
+        yield LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=nobody, tasks=order)
 
 
 def demonstrations(
@@ -140,7 +168,7 @@ def demonstrations(
         return transcribed_attempts(recipe, renderer, model, screen)
     supplies, noise = environments.demonstrating(), recipe.sft.noise
     expert = Demonstrator(supplies, renderer, limits(recipe), recipe.seed, noise, environments.plays)
-    order = task_order(recipe, environments.tasks("train", recipe.sft.demonstrations))
+    order = task_order(recipe, environments.tasks(DEMONSTRATED, recipe.sft.demonstrations))
     return order, lambda draw: expert.group(draw.task, draw.epoch)
 
 

@@ -19,6 +19,7 @@ from turnwise.cli.attended import attended
 from turnwise.cli.events import events
 from turnwise.cli.export import export_command
 from turnwise.cli.parser import parsed
+from turnwise.cli.preflight import preflight_command
 from turnwise.cli.push import push_command
 from turnwise.cli.recipes import is_recipe, note_own_files, recipes_command
 from turnwise.cli.replay import replay_of, resuming_of, say_differences
@@ -56,6 +57,7 @@ def train_command(chosen: argparse.Namespace) -> int:
             raise ValueError("--trust goes with --resume or --from: a recipe that you give is yours; remove it")
         recipe = with_models(recipe_of(chosen.recipe, chosen.overrides), screen.say)
         folder, blocked_seconds = Path(recipe.out), recipe.rollout.limits.blocked_seconds
+        say_needs(recipe, screen)
         ready = partial(training, recipe, screen)
 
     async def work(stop: asyncio.Event) -> Summary:
@@ -67,6 +69,14 @@ def train_command(chosen: argparse.Namespace) -> int:
     if chosen.source and not code:
         say_differences(chosen.source, folder, screen)
     return code
+
+
+def say_needs(recipe: Recipe, screen: Screen) -> None:
+    """The first lines of a run: parameters and memory, as a rehearsal of a few layers finds them."""
+    from turnwise.preflight.brief import brief
+
+    for line in brief(recipe):
+        screen.say(line)
 
 
 def recipe_of(what: str | None, overrides: list[str]) -> Recipe:
@@ -92,6 +102,7 @@ def run_and_report(
 ) -> int:
     """Run to the end or to Ctrl-C, and say what came of it. The first Ctrl-C or SIGTERM asks the run to stop at the
     next safe point; the second ends it at once."""
+    from turnwise.runs.transcript import visible
     from turnwise.schedule.stopping import RunStopped
     from turnwise.schedule.watchdog import Watchdog
     from turnwise.training.run import Run, describe_success
@@ -121,6 +132,9 @@ def run_and_report(
     for when, success in (("before: ", summary["before"]), ("after:  ", summary["after"])):
         if success:
             screen.say(f"{when}held-out success {describe_success(success)}")
+    before, after = (summary["marks"][when] for when in ("before", "after"))
+    for name in sorted(before.keys() & after.keys()):
+        screen.say(f"{visible(name)}: {before[name]:.2f} before, {after[name]:.2f} after, held-out and greedy")
     evaluations = ", evaluations/" if summary["before"] else ""
     screen.say(
         f"{summary['updates']} updates in {seconds['train']:.0f} s"
@@ -204,7 +218,7 @@ def verify_command(chosen: argparse.Namespace) -> int:
     found = verify(Path(chosen.run), chosen.step, chosen.groups, chosen.tokens, chosen.dtype)
     for line in found.describe():
         print(line)
-    return 1 if found.failed or found.audit.differences else 0
+    return 0 if found.passed else 1
 
 
 def cost_command(chosen: argparse.Namespace) -> int:
@@ -295,6 +309,7 @@ def retrieve_command(chosen: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train_command,
+    "preflight": preflight_command,
     "sft": sft_command,
     "eval": eval_command,
     "view": view_command,

@@ -8,6 +8,7 @@ from typing import Any
 from turnwise import __version__
 from turnwise.cli.export import add_export_command
 from turnwise.cli.key_help import add_key_help
+from turnwise.cli.preflight import add_preflight_command
 from turnwise.cli.push import add_push_command
 from turnwise.cli.recipes import add_recipes_command
 from turnwise.cli.replay import add_best_options, add_replay_option
@@ -21,6 +22,7 @@ EPILOG = """examples:
   turnwise train quickstart max_lag=2 seed=1                   override any key of the recipe
   turnwise recipes                                             what comes with turnwise; see recipes --help
   turnwise train math model=Qwen/Qwen3-0.6B                    a model of the Hugging Face Hub
+  turnwise preflight qwen3-8b-8gpu                             what a run needs, before it starts; see preflight --help
   turnwise train --resume runs/quickstart                      go on after Ctrl-C or a crash
   turnwise train --resume runs/quickstart steps=100            and for longer
   turnwise eval runs/quickstart                                held-out success of its last checkpoint; see eval --help
@@ -106,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"turnwise {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_training_commands(commands)
+    add_preflight_command(commands)
     add_eval_command(commands)
     add_inspection_commands(commands)
     add_view_command(commands)

@@ -40,8 +40,9 @@ def warm_start_command(recipe: Recipe, save: Callable[[Any, Any, Path], None], s
     """Train a recipe's model on demonstrations, and save it in a new folder."""
     from turnwise.assemble.checks import check, check_tasks, with_models
     from turnwise.assemble.model import set_threads
+    from turnwise.assemble.models import reachable
     from turnwise.assemble.run import open_environments
-    from turnwise.assemble.warm_start import checked_model, warm_up
+    from turnwise.assemble.warm_start import checked_source, warm_up
     from turnwise.atomic import atomic_folder
     from turnwise.schedule.stopping import RunStopped
 
@@ -57,11 +58,12 @@ def warm_start_command(recipe: Recipe, save: Callable[[Any, Any, Path], None], s
     async def work(stop: asyncio.Event) -> None:
         with open_environments(recipe) as environments:
             check_tasks(recipe, environments)
-            model, tokenizer = await checked_model(recipe, environments)
-            await warm_up(recipe, environments, model, tokenizer, screen, asyncio.Event())
+            source = await checked_source(recipe, environments)
+            with reachable(recipe, source, out.parent) as source:
+                model = await warm_up(recipe, environments, source, screen, asyncio.Event())
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as aside:
-            save(model, tokenizer, aside)
+            save(model, source.tokenizer, aside)
 
     try:
         attended(work, screen, recipe)

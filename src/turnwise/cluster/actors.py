@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join
 from turnwise.schedule.stopping import LearnerLost
@@ -28,9 +29,9 @@ class RankActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def start(self, address: RankAddress, make: MakeLearner) -> None:
+    def start(self, address: RankAddress, shape: MeshShape, make: MakeLearner) -> None:
         join(address)
-        self.rank = Rank(address, make)
+        self.rank = Rank(address, shape, make)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.rank, method)(*arguments)
@@ -46,13 +47,17 @@ class ActorRanks:
     def __init__(self, site: Site, make: MakeLearner, *, device: str, threads: int) -> None:
         import ray
 
-        self.size = site.config.ranks
+        self.shape = MeshShape.of(site.config)
+        size = self.shape.ranks
         actor = ray.remote(RankActor)
-        self.actors = [actor.options(**site.options(site.of_ranks, rank)).remote() for rank in range(self.size)]
-        address = RankAddress(0, self.size, ray.get(self.actors[0].meeting.remote()), device, threads)
+        self.actors = [actor.options(**site.options(site.of_ranks, rank)).remote() for rank in range(size)]
+        address = RankAddress(0, size, ray.get(self.actors[0].meeting.remote()), device, threads)
         make_reference = ray.put(make)
         self.answers(
-            [a.start.remote(replace(address, rank=rank), make_reference) for rank, a in enumerate(self.actors)]
+            [
+                a.start.remote(replace(address, rank=rank), self.shape, make_reference)
+                for rank, a in enumerate(self.actors)
+            ]
         )
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:

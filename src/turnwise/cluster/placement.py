@@ -24,7 +24,7 @@ class Site:
     Colocated: a rank and a replica share a bundle and its GPUs. Disaggregated: no replica is on a node with a rank.
 
     Example:
-        Site(ClusterConfig(placement="disaggregated", ranks=2, replicas=2))
+        Site(ClusterConfig(placement="disaggregated", fsdp=2, replicas=2))
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -67,7 +67,7 @@ class Site:
             raise ValueError(
                 f"after {self.config.placement_seconds:g} s the cluster has no room for {len(bundles)} times "
                 f"{wanted[0]}{apart}; "
-                "add nodes, or lower cluster.ranks, cluster.replicas or cluster.cpus"
+                "add nodes, or lower cluster.fsdp, cluster.replicas or cluster.cpus"
             ) from None
         return group
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Never
 
+from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join, leave
 from turnwise.engines.remote.child import Child
 from turnwise.schedule.stopping import LearnerLost
@@ -24,11 +25,12 @@ class ProcessRanks:
     """`Ranks` as processes that the constructor starts. They end with `close`, or with this process.
 
     Example:
-        ranks = ProcessRanks(2, partial(learner_of_a_rank, recipe, model))
+        ranks = ProcessRanks(MeshShape(fsdp=2), partial(learner_of_a_rank, recipe, folder))
     """
 
-    def __init__(self, size: int, make: MakeLearner, *, device: str = "cpu", threads: int = 1) -> None:
-        self.size = size
+    def __init__(self, shape: MeshShape, make: MakeLearner, *, device: str = "cpu", threads: int = 1) -> None:
+        self.shape = shape
+        size = shape.ranks
         pickled_make = pickle.dumps(make)  # once for all of them
         address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
         self.processes: list[Child] = []
@@ -37,15 +39,15 @@ class ProcessRanks:
             for rank in range(size):
                 self.processes.append(Child(f"rank {rank}"))
             for rank, process in enumerate(self.processes):  # by now all of them have begun to import
-                self.tell(rank, process, replace(address, rank=rank), pickled_make)
+                self.tell(rank, process, replace(address, rank=rank), shape, pickled_make)
             self.answers()  # wait until each rank is ready
         except BaseException:
             self.kill()
             raise
 
-    def tell(self, rank: int, process: Child, address: RankAddress, pickled_make: bytes) -> None:
+    def tell(self, rank: int, process: Child, address: RankAddress, shape: MeshShape, pickled_make: bytes) -> None:
         try:
-            process.work(serve, address, pickled_make)
+            process.work(serve, address, shape, pickled_make)
         except OSError:
             self.fail(rank, "its process has ended")
         self.lines.append(Connection(process.line.detach()))
@@ -77,7 +79,7 @@ class ProcessRanks:
                     self.fail(rank, "its process has ended")
                 if not succeeded:
                     self.fail(rank, answers[rank])
-        return [answers[rank] for rank in range(self.size)]
+        return [answers[rank] for rank in range(self.shape.ranks)]
 
     def fail(self, rank: int, reason: str) -> Never:
         self.kill()
@@ -98,12 +100,12 @@ class ProcessRanks:
         self.close()
 
 
-def serve(channel: socket.socket, address: RankAddress, pickled_make: bytes) -> None:
+def serve(channel: socket.socket, address: RankAddress, shape: MeshShape, pickled_make: bytes) -> None:
     """Answer calls until the other end closes the connection."""
     line = Connection(channel.detach())
     try:
         join(address)
-        rank = Rank(address, pickle.loads(pickled_make))
+        rank = Rank(address, shape, pickle.loads(pickled_make))
         line.send((True, None))
         while True:
             method, arguments = line.recv()

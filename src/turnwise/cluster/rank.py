@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed.device_mesh import init_device_mesh
 
-from turnwise.cluster.shard import reduce_sums, shard, whole_tensor
+from turnwise.cluster.mesh import Mesh, MeshShape
+from turnwise.cluster.shard import whole_tensor
+from turnwise.cluster.spread import Spread
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change
-from turnwise.learn.policy import Policy
-from turnwise.learn.stepper import Reduce
+from turnwise.learn.staged import Staged
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
 
-MakeLearner = Callable[[Callable[[Policy], Policy], Reduce], Learner]
-"""(a function that shards a policy, a function that adds up sums over ranks) -> a learner."""
+MakeLearner = Callable[[Spread], Learner]
+"""(what loads models that are spread over ranks) -> a learner."""
 
 Share = Mapping[int, NDArray[Any]]
 """Arrays by turn, for the turns of a mini-batch that one rank computes."""
@@ -55,6 +56,8 @@ class RankAddress:
 def join(address: RankAddress) -> None:
     """Join the process group; returns when all ranks have joined."""
     torch.set_num_threads(address.threads)
+    # It warns where a weight is divided along two dimensions of the mesh, and is gathered along one after the other.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     if address.device == "cuda":
         torch.cuda.set_device(address.rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -75,10 +78,15 @@ class Rank:
     """A learner whose policies are sharded over all ranks. Every method must be called on all ranks, in the same
     order."""
 
-    def __init__(self, address: RankAddress, make: MakeLearner) -> None:
-        mesh = init_device_mesh(address.device, (address.ranks,))
+    def __init__(self, address: RankAddress, shape: MeshShape, make: MakeLearner) -> None:
+        assert address.ranks == shape.ranks
         self.is_first = address.rank == 0
-        self.learner = make(partial(shard, mesh=mesh), reduce_sums)
+        self.learner = make(Spread(Mesh(shape, address.device)))
+        self.staged: Staged | None = None
+        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=address.patience))
+        """The group in which checkpoints are written, apart from that of training, which goes on meanwhile."""
+        self.writing: Future[None] | None = None
 
     def score(self, plans: Sequence[Plan], num_turns: int, name: str) -> Share:
         return share_of(plans, self.learner.score(plans, num_turns, name))
@@ -141,12 +149,25 @@ class Rank:
                 gathered_by_id[id(tensor)] = complete.cpu() if self.is_first else complete.new_empty(0)
         return {name: gathered_by_id[id(tensor)] for name, tensor in tensors.items()} if self.is_first else None
 
-    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
-        """Write the usual checkpoint: the first rank writes the weights, and each rank its part of the state."""
-        weights = self.weights()
-        if weights is not None:
-            self.learner.save_weights(folder, tokenizer, weights)
-        self.learner.save_state(folder)
+    def stage(self, tokenizer: ChatTokenizer) -> None:
+        """Copy this rank's part of a checkpoint to host memory."""
+        self.staged = self.learner.stage(tokenizer)
+
+    def begin_write(self, folder: Path) -> None:
+        """Begin to write what is staged, in a thread: the rank goes on meanwhile."""
+        assert self.staged is not None
+        self.writing = self.writer.submit(self.staged.write, folder, self.writers)
+        self.staged = None
+
+    def writing_result(self) -> tuple[bool, OSError | RuntimeError | None]:
+        """(whether the writing has ended, what went wrong)."""
+        assert self.writing is not None
+        if not self.writing.done():
+            return False, None
+        error = self.writing.exception()
+        if error is None or isinstance(error, OSError):
+            return True, error
+        return True, RuntimeError(str(error))  # of a type that every process knows
 
     def restore(self, folder: Path) -> None:
         self.learner.restore(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from turnwise.cluster.deal import deal
+from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.rank import NOTHING, Share, share_of
 from turnwise.credit.scope import PerTurn
 from turnwise.learn.objective import Objective
@@ -17,11 +20,14 @@ from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
 
+PATIENCE = 0.1
+"""Seconds between two questions whether a checkpoint is written."""
+
 
 class Ranks(Protocol):
     """Processes that each hold a `Rank`."""
 
-    size: int
+    shape: MeshShape
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """The results of a method on all ranks. Each argument has one entry per rank. If a rank fails, all ranks end,
@@ -43,15 +49,21 @@ class RankedLearner:
         self.cost = cost
         self.seconds: dict[str, float] = {}
         self.num_skipped_in_a_row = 0
+        self.lock = threading.Lock()
+        """Held during a call: a thread that waits for a checkpoint asks the ranks about it between others' calls."""
         self.count()
+
+    def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
+        with self.lock:
+            return self.ranks.call(method, *arguments)
 
     def count(self) -> None:
         """Copy the counters of the first rank. Ranks wait for each other, so the counters of the others are similar."""
-        self.seconds, self.num_skipped_in_a_row = self.ranks.call("count")[0]
+        self.seconds, self.num_skipped_in_a_row = self.call("count")[0]
 
     def score(self, plans: Sequence[Plan], num_turns: int, name: str = "old") -> list[NDArray[Any]]:
-        dealt = deal(plans, self.ranks.size, self.cost)
-        shares = self.ranks.call("score", dealt, self.for_all(num_turns), self.for_all(name))
+        dealt = self.dealt(plans)
+        shares = self.call("score", dealt, self.for_all(num_turns), self.for_all(name))
         self.count()
         return merged(shares, num_turns)
 
@@ -63,8 +75,8 @@ class RankedLearner:
         scores: Mapping[str, PerTurn],
         objective: Objective,
     ) -> tuple[dict[str, float], list[NDArray[Any]]]:
-        dealt, size = deal(plans, self.ranks.size, self.cost), len(credit)
-        results = self.ranks.call(
+        dealt, size = self.dealt(plans), len(credit)
+        results = self.call(
             "update",
             dealt,
             self.for_all(size),
@@ -79,40 +91,71 @@ class RankedLearner:
     def update_critic(
         self, plans: Sequence[Plan], targets: PerTurn, token_weights: PerTurn, old: PerTurn
     ) -> dict[str, float]:
-        dealt = deal(plans, self.ranks.size, self.cost)
+        dealt = self.dealt(plans)
         shares = (shares_of(dealt, values) for values in (targets, token_weights, old))
-        metrics: dict[str, float] = self.ranks.call("update_critic", dealt, self.for_all(len(targets)), *shares)[0]
+        metrics: dict[str, float] = self.call("update_critic", dealt, self.for_all(len(targets)), *shares)[0]
         self.count()
         return metrics
 
     def publish(self) -> Mapping[str, Any]:
-        return self.ranks.publish()
+        with self.lock:
+            return self.ranks.publish()
 
     def disturb(self, change: Change) -> int:
-        counts: list[int] = self.ranks.call("disturb", self.for_all(change))
+        counts: list[int] = self.call("disturb", self.for_all(change))
         return max(counts)
 
     def undisturb(self) -> None:
-        self.ranks.call("undisturb")
+        self.call("undisturb")
 
     def gradients(self) -> Mapping[str, Any]:
         """The gradient of the last update."""
-        gradients: Mapping[str, Any] = self.ranks.call("gradients")[0]
+        gradients: Mapping[str, Any] = self.call("gradients")[0]
         return gradients
 
+    def stage(self, tokenizer: ChatTokenizer) -> StagedOnRanks:
+        """Every rank copies its part of a checkpoint to the memory of its host."""
+        self.call("stage", self.for_all(tokenizer))
+        return StagedOnRanks(self)
+
     def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
-        """Every rank writes into the folder, so all of them must be able to reach it."""
-        self.ranks.call("save", self.for_all(folder.absolute()), self.for_all(tokenizer))
+        self.stage(tokenizer).write(folder)
 
     def restore(self, folder: Path) -> None:
-        self.ranks.call("restore", self.for_all(folder.absolute()))
+        self.call("restore", self.for_all(folder.absolute()))
         self.count()
 
+    def dealt(self, plans: Sequence[Plan]) -> list[list[Plan]]:
+        """The plans of every rank: ranks that compute layers together get the same."""
+        shape = self.ranks.shape
+        hands = deal(plans, shape.hands, self.cost)
+        return [hands[shape.hand_of(rank)] for rank in range(shape.ranks)]
+
     def for_all(self, value: Any) -> list[Any]:
-        return [value] * self.ranks.size
+        return [value] * self.ranks.shape.ranks
 
     def close(self) -> None:
-        self.ranks.close()
+        with self.lock:
+            self.ranks.close()
+
+
+class StagedOnRanks:
+    """A checkpoint in the memory of the ranks' hosts."""
+
+    def __init__(self, learner: RankedLearner) -> None:
+        self.learner = learner
+
+    def write(self, folder: Path) -> None:
+        """Every rank writes into the folder, so all of them must be able to reach it. Ranks train on meanwhile."""
+        self.learner.call("begin_write", self.learner.for_all(folder.absolute()))
+        while True:
+            results = self.learner.call("writing_result")
+            if all(ended for ended, _ in results):
+                break
+            time.sleep(PATIENCE)
+        for _, error in results:
+            if error is not None:
+                raise error
 
 
 def shares_of(dealt: Sequence[Sequence[Plan]], per_turn: PerTurn) -> list[Share]:

@@ -15,6 +15,7 @@ import numpy as np
 from turnwise.allowed import Allowed
 from turnwise.engines.grammar import Grammar
 from turnwise.pretrained import CausalLM
+from turnwise.routes import Routes
 from turnwise.tokens import Floats, Tokens
 from turnwise.types import StopReason, TurnTiming
 
@@ -48,6 +49,9 @@ class Sampling:
     grammar: Grammar | None = None
     """The form that the action must have; only tokens that it allows are sampled. A token limit or a stop string may
     end the action before it is complete. An engine that cannot follow it refuses the call."""
+    routes: int | None = None
+    """The token of the prompt from which on the completion has routes; None for none. An engine that cannot tell them
+    refuses the call."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -59,6 +63,8 @@ class Sampling:
         }
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise ValueError(f"grammar must be a Grammar, got {shown(self.grammar)}")
+        if self.routes is not None:
+            checked["routes"] = whole("routes", self.routes, 0, MOST_TOKENS)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -127,6 +133,8 @@ class Completion:
     """The tokens that the grammar allowed for each token; None where the call has no grammar."""
     cached: int = 0
     """Tokens of the prompt that were not computed again, if the engine tells."""
+    routes: Routes | None = None
+    """[n, layers, k] of all tokens from `Sampling.routes` on but the last; None where the call asked for none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +154,9 @@ class SampledPart:
 
 OnTokens = Callable[[SampledPart], None]
 """Is called in the event loop with each part of an action as it is sampled. It must not raise and must not wait."""
+
+
+NO_ROUTES = "this engine was started without routes; set model.router_replay = true"
 
 
 class EngineFailure(RuntimeError):

@@ -11,6 +11,7 @@ import numpy as np
 
 from turnwise.engines.base import (
     MOST_TOKENS,
+    NO_ROUTES,
     BusyTime,
     Completion,
     EngineFailure,
@@ -81,6 +82,8 @@ class ScriptedEngine:
         # An expert's text, which no model sampled, has no logprob and needs none under a grammar.
         if sampling.grammar is not None and not math.isnan(self.logprob):
             raise ValueError(NO_GRAMMARS)
+        if sampling.routes is not None and not math.isnan(self.logprob):
+            raise ValueError(NO_ROUTES)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         self.prompts.append(prompt)

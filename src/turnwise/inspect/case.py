@@ -20,12 +20,13 @@ from turnwise.learn.head import bucketed
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
 from turnwise.learn.policy import Policy, load_model
+from turnwise.learn.routers import Routers
 from turnwise.learn.schedules import schedule
 from turnwise.learn.stepper import OptimizerSettings, Stepper
 from turnwise.learn.teacher import Direction, Teacher
 from turnwise.learn.transformers_reference import in_float64, stock_attention, stock_passes
 from turnwise.plan.pack import pack
-from turnwise.plan.rows import Rows, length
+from turnwise.plan.rows import Rows, in_rows, length
 from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record
@@ -67,9 +68,9 @@ def case_of(past: RecordedRun, records: Sequence[Record], policy: Policy) -> Cas
     old: PerTurn = []
     if ratio.anchor == "engine":
         old = [turn.logprobs for turn in turns]
-        scores["old"] = ratio.compare(groups, old, lambda: score_rows(policy.model, turns, recipe))
+        scores["old"] = ratio.compare(groups, old, lambda: score_rows(policy.model, turns, recipe, policy.routers))
     elif "old" in choices.needs(recipe):
-        old = score_rows(policy.model, turns, recipe)
+        old = score_rows(policy.model, turns, recipe, policy.routers)
         scores["old"] = ratio.compare(groups, old, lambda: old)
     corrected, _ = choices.correct_of(recipe)(groups, credit, old)
     if objective.kl:
@@ -92,10 +93,11 @@ def score_reference(past: RecordedRun, turns: Sequence[Turn], dtype: torch.dtype
 
 def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> PerTurn:
     model = frozen_model("teacher", Path(past.recipe.teacher), policy.dtype)
-    teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model)
+    teaching = policy_of(computed_in(past.recipe, str(policy.dtype).removeprefix("torch.")), model, replay=False)
     learner = GradientOnlyLearner(policy)
     learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
-    plans = pack(turns, max(past.recipe.max_tokens_per_microbatch, *map(length, turns)))
+    unshared = in_rows if policy.in_rows else pack
+    plans = unshared(turns, max(past.recipe.max_tokens_per_microbatch, *map(length, turns)))
     return learner.score(plans, len(turns), "buckets")
 
 
@@ -112,12 +114,12 @@ def frozen_model(name: str, folder: Path, dtype: torch.dtype) -> CausalLM:
 
 
 @torch.no_grad()
-def score_rows(model: CausalLM, turns: Sequence[Turn], recipe: Recipe) -> list[Any]:
+def score_rows(model: CausalLM, turns: Sequence[Turn], recipe: Recipe, routers: Routers | None = None) -> list[Any]:
     """Logprobs of every action token, one array per turn."""
     scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
     with stock_attention(model):
         for rows, logprobs, _, _ in stock_passes(
-            model, turns, recipe.max_tokens_per_microbatch, recipe.sampling.temperature
+            model, turns, recipe.max_tokens_per_microbatch, recipe.sampling.temperature, routers
         ):
             parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
             for turn, part in zip(rows.turns, parts, strict=True):
@@ -125,8 +127,9 @@ def score_rows(model: CausalLM, turns: Sequence[Turn], recipe: Recipe) -> list[A
     return scores
 
 
-def by_rows(model: CausalLM, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
+def by_rows(policy: Policy, case: Case, recipe: Recipe) -> tuple[Outcome, float]:
     """(the outcome of a case on padded rows, the sum of the absolute values of all terms of its loss)."""
+    model = policy.model
     model.zero_grad()
     loss_inputs = {**case.scores, "credit": case.credit, "weight": case.weights}
     buckets = loss_inputs.pop("buckets", None)
@@ -135,7 +138,7 @@ def by_rows(model: CausalLM, case: Case, recipe: Recipe) -> tuple[Outcome, float
     with stock_attention(model):
         turns, temperature = case.turns, recipe.sampling.temperature
         for rows, logprobs, entropies, distributions in stock_passes(
-            model, turns, recipe.max_tokens_per_microbatch, temperature
+            model, turns, recipe.max_tokens_per_microbatch, temperature, policy.routers
         ):
             inputs = {
                 name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)

@@ -18,13 +18,14 @@ from turnwise.assemble.model import set_threads
 from turnwise.inspect.audit import Audit, audit
 from turnwise.inspect.case import Case, GradientOnlyLearner, Outcome, by_rows, case_of, computed_in, gradient_of
 from turnwise.inspect.recorded_run import RecordedRun
+from turnwise.inspect.rounding import PRECISIONS, Rounding, rounding_of
 from turnwise.learn.learner import Learner
 from turnwise.learn.policy import DTYPES, Policy, load_model
 from turnwise.learn.transformers_reference import in_float64
 from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
-from turnwise.plan.rows import length
+from turnwise.plan.rows import in_rows, length
 from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import Record
@@ -36,6 +37,8 @@ LOOSE = 1e-6
 """Tolerance in float64 if a norm or a router of the model computes in float32 inside."""
 WORK = 2.5e10
 """Tokens times parameters: all layouts together take about a minute on a laptop, in float64."""
+ROUNDED = 4
+"""Rounding is measured on this many times fewer tokens."""
 AUDITED = 8
 """An audit scores this many times more tokens, because it needs only one forward pass."""
 PADDED = "padded rows"
@@ -90,10 +93,17 @@ class Verification:
     """The padded rows come first."""
     gap: Gap | None
     audit: Audit
+    rounding: Rounding | None = None
+    """None if layouts were not compared."""
 
     @property
     def failed(self) -> list[Comparison]:
         return [comparison for comparison in self.comparisons if not comparison.passed]
+
+    @property
+    def passed(self) -> bool:
+        further = [] if self.rounding is None else self.rounding.further
+        return not (self.failed or further or self.audit.differences)
 
     def describe(self) -> list[str]:
         """Lines for a person."""
@@ -101,6 +111,8 @@ class Verification:
         if self.comparisons:
             head = ("layout", "passes", "tokens", "loss difference", "gradient error", "tolerance", "verdict")
             lines += [*table(head, [comparison.cells for comparison in self.comparisons]), ""]
+        if self.rounding is not None:
+            lines += [*self.rounding.describe(), ""]
         lines += [*self.audit.describe(), ""]
         for comparison in self.failed:
             lines.append(f"{comparison.layout} is not the same; its gradient differs most in {comparison.worst}")
@@ -130,15 +142,17 @@ def verify(path: Path, step: int | None, max_groups: int, max_tokens: int | None
     max_tokens = max_tokens or round(min(max(WORK / num_parameters, 512), 16384))
     audited = audit(past, model, max_tokens if is_limited else AUDITED * max_tokens)
     layouts: tuple[Comparison, ...] = ()
+    rounding = None
     exact = dtype != "float64" or in_float64(model)
     try:
         taken, layouts = compared(past, step, model, max_groups, max_tokens, dtype, exact)
+        rounding = rounded(past, take(past.kept(step), max_groups, max_tokens // ROUNDED))
     except ValueError as error:
         if not audited.differences:
             raise
         taken = (f"layouts were not compared: {error}",)
     gap = None if audited.damaged else gap_of(past, max_tokens)
-    return Verification(taken, exact, layouts, gap, audited)
+    return Verification(taken, exact, layouts, gap, audited, rounding)
 
 
 def compared(
@@ -159,6 +173,22 @@ def compared(
         f"({num_parameters:,} parameters) in {dtype}",
     )
     return taken, tuple(comparisons)
+
+
+def rounded(past: RecordedRun, selected: Sequence[Record]) -> Rounding:
+    """How far layouts are from float64 in the precision of the run, by the policy gradient of recorded turns: without
+    ratios, because a clip would make a step of a rounding error."""
+    recipe = past.recipe
+    turns = list(turns_of([record.group for record in selected]))
+    pairs = [pair for record in selected for pair in zip(record.credit, record.weights, strict=True)]
+    return rounding_of(
+        past.model(),
+        turns,
+        [credit.astype(np.float64) * weights for credit, weights in pairs],
+        PRECISIONS[recipe.model.dtype],
+        temperature=recipe.sampling.temperature,
+        tokens_per_pass=recipe.max_tokens_per_microbatch,
+    )
 
 
 def objective_in_words(recipe: Recipe) -> str:
@@ -211,9 +241,12 @@ def movement(record: Record) -> float:
     return sum(float(np.abs(credit) @ weights) for credit, weights in pairs)
 
 
-def layouts(turns: Sequence[Turn], tokens_per_pass: int) -> dict[str, list[Plan]]:
-    """Plans by layout: the recipe's tree, a tree with passes so small that paths are split, and no sharing."""
+def layouts(turns: Sequence[Turn], tokens_per_pass: int, only_rows: bool) -> dict[str, list[Plan]]:
+    """Plans by layout: the recipe's tree, a tree with passes so small that paths are split, and no sharing; of a model
+    that is computed in rows, these."""
     longest = max(map(length, turns))
+    if only_rows:
+        return {"rows": in_rows(turns, tokens_per_pass), "rows, one a pass": in_rows(turns, longest)}
     small = max(1, longest // 2)
     return {
         "tree": cut(turns, tokens_per_pass),
@@ -231,12 +264,12 @@ def by_plans(learner: Learner, case: Case, plans: Sequence[Plan]) -> Outcome:
 
 def compare(case: Case, policy: Policy, recipe: Recipe, tolerance: float) -> list[Comparison]:
     """Every layout compared with the padded rows, which come first."""
-    truth, size = by_rows(policy.model, case, recipe)
+    truth, size = by_rows(policy, case, recipe)
     if not any(gradient.any() for gradient in truth.gradient.values()):
         raise ValueError("the selected turns have no gradient, because all their credit is zero; choose another --step")
     learner = GradientOnlyLearner(policy)
     outcomes = {PADDED: truth}
-    for name, plans in layouts(case.turns, recipe.max_tokens_per_microbatch).items():
+    for name, plans in layouts(case.turns, recipe.max_tokens_per_microbatch, policy.in_rows).items():
         outcomes[name] = by_plans(learner, case, plans)
     comparisons = []
     for name, outcome in outcomes.items():
@@ -272,7 +305,9 @@ def gap_of(past: RecordedRun, max_tokens: int) -> Gap | None:
             turns = sampled_by(checkpoint.step, list(turns_of([record.group for record in records])), max_tokens)
             if turns:
                 learner = GradientOnlyLearner(policy_of(past.recipe, load_model(checkpoint.path)))
-                logprobs = np.concatenate(learner.score(cut(turns, past.recipe.max_tokens_per_microbatch), len(turns)))
+                lay_out = in_rows if learner.policy.in_rows else cut
+                plans = lay_out(turns, past.recipe.max_tokens_per_microbatch)
+                logprobs = np.concatenate(learner.score(plans, len(turns)))
                 largest = np.abs(logprobs - np.concatenate([turn.logprobs for turn in turns])).max()
                 return Gap(step, checkpoint.step, len(logprobs), float(largest))
     return None

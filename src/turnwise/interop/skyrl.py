@@ -6,7 +6,7 @@ observations between them at loss mask 0; the rows of an attempt are neighbours.
 
 What the format cannot hold, and reading therefore fills in:
 
-* the dataset and data of a task ("skyrl", nothing), status (finished), marks, versions (0), texts, timing;
+* the dataset and data of a task ("skyrl", nothing), status (finished), marks, versions (0), texts, timing, routes;
 * the outcome: it is part of the last turn's reward, and what is read has outcome 0. Totals stay;
 * failed attempts, groups without an attempt that counts, and turns without an action in an attempt that sampled
   something elsewhere. The reward of such a turn is paid with the action before, or else with the first action;
@@ -41,7 +41,7 @@ from turnwise.types import Group, Status, StopReason, Task, Trajectory, Turn, tu
 KEYS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "trajectory_ids", "is_last_step")
 """Every step-wise output has them; `stop_reasons` and `rollout_logprobs` may be absent or None."""
 UNREADABLE = ("rollout_expert_indices", "process_rewards", "pixel_values", "image_grid_thw")
-"""Parts of a sample that a Turn has no place for: refused, because what is left would be another sample."""
+"""Parts of a sample that are not read: refused, because what is left would be another sample."""
 READ_STOP = {"stop": StopReason.end_token, "length": StopReason.length}
 """Any other word is an abort: SkyRL, too, treats all but "stop" as cut short."""
 WRITE_STOP = {StopReason.length: "length", StopReason.abort: "abort"}

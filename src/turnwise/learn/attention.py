@@ -16,6 +16,8 @@ from torch import Tensor
 
 from turnwise.learn.blocks import BlockAttention, Relay
 from turnwise.learn.flex import FlexAttention
+from turnwise.learn.routers import ARGUMENT, PassRoutes
+from turnwise.learn.varlen import VarlenAttention
 from turnwise.plan.blocks import Blocks
 from turnwise.plan.plan import Plan, Stretch
 from turnwise.pretrained import CausalLM
@@ -46,7 +48,7 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     if others.get("softcap") is not None:
         raise ValueError("this model's attention has more to it (softcap), which is not supported")
-    # Under autocast the rotary embedding returns queries and keys in float32, beside values in the compute dtype.
+    # Some rotary embeddings return queries and keys in float32, beside values in the compute dtype.
     query, key = query.to(value.dtype), key.to(value.dtype)
     width, value_width = query.shape[-1], value.shape[-1]
     if value_width != width and not getattr(attend, "takes_any_width", False):
@@ -71,13 +73,22 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-def states_of(model: CausalLM, plan: Plan, stretch: Stretch, attend: Attend) -> Tensor:
-    """[n, width] the last hidden states of a stretch of a plan."""
+def attend_with_plans(model: CausalLM) -> None:
+    """Have a model leave its attention to what is handed to its passes."""
+    register()
+    model.set_attn_implementation(NAME)
+
+
+def states_of(
+    model: CausalLM, plan: Plan, stretch: Stretch, attend: Attend, routes: PassRoutes | None = None
+) -> Tensor:
+    """[n, width] the last hidden states of a stretch of a plan; with `routes`, routers replay or record them."""
     tokens, places = (
         torch.as_tensor(array[stretch.start : stretch.end]).long()[None].to(model.device)
         for array in (plan.tokens, plan.depth)
     )
-    output = model.base_model(input_ids=tokens, position_ids=places, use_cache=False, attend=attend)
+    more: dict[str, Any] = {} if routes is None else {ARGUMENT: routes}
+    output = model.base_model(input_ids=tokens, position_ids=places, use_cache=False, attend=attend, **more)
     states: Tensor = output.last_hidden_state[0]
     return states
 
@@ -86,18 +97,26 @@ def attention_of(plan: Plan, stretch: Stretch, device: str, relay: Relay | None 
     """The attention of a stretch of a plan on a device."""
     if device == "cpu":
         return BlockAttention(stretch.blocks, stretch.start, relay, plan.depth)
+    if device == "cuda":
+        flex = partial(FlexAttention, plan.exit, device, plan.depth, stretch.start, stretch.end, relay)
+        if relay is not None or stretch.blocks.rectangles:
+            return flex()
+        return VarlenAttention(stretch.blocks, device, flex) if has_varlen() else PackedAttention(stretch.blocks, flex)
     if relay is not None:
         longest = int(plan.depth.max()) + 1
         raise ValueError(
             f"a turn of {longest} tokens does not fit in one pass, and {device} computes no more than that; "
             f"raise max_tokens_per_microbatch to {longest}"
         )
-    flex = partial(FlexAttention, plan.exit, device, plan.depth) if device == "cuda" else None
-    if not stretch.blocks.rectangles:
-        return PackedAttention(stretch.blocks, flex)
-    if flex is not None:
-        return flex()
-    raise ValueError(f'shared prefixes are not computed on {device}; set layout = "packed"')
+    if stretch.blocks.rectangles:
+        raise ValueError(f'shared prefixes are not computed on {device}; set layout = "packed"')
+    return PackedAttention(stretch.blocks)
+
+
+@cache
+def has_varlen() -> bool:
+    """Whether flash attention has kernels for the GPU."""
+    return torch.cuda.get_device_capability() >= (8, 0)
 
 
 class PackedAttention:

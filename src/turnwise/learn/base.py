@@ -15,6 +15,14 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
 
 
+class AnyStaged(Protocol):
+    """A checkpoint of a learner, staged in host memory."""
+
+    def write(self, folder: Path) -> None:
+        """Write it, in any thread, while the learner goes on; a learner writes one at a time."""
+        ...
+
+
 class AnyLearner(Protocol):
     """Scores recorded tokens and takes optimizer steps on plans."""
 
@@ -49,7 +57,13 @@ class AnyLearner(Protocol):
         """Restore all weights, bit for bit."""
         ...
 
-    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None: ...
+    def stage(self, tokenizer: ChatTokenizer) -> AnyStaged:
+        """Copy all that a checkpoint keeps to host memory. The learner may go on once this returns."""
+        ...
+
+    def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
+        """Stage a checkpoint and write it."""
+        ...
 
     def restore(self, folder: Path) -> None: ...
 

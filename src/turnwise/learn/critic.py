@@ -13,7 +13,7 @@ from torch import Tensor
 from turnwise.credit.scope import PerTurn
 from turnwise.learn.policy import Policy
 from turnwise.learn.schedules import Schedule
-from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
+from turnwise.learn.snapshot import names_in, read_snapshot
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
 from turnwise.learn.terms import drop_unweighted, weighted_means
 from turnwise.plan.blocks import Index
@@ -26,10 +26,11 @@ FOLDER = "critic"
 class ValueModel(Policy):
     """A model whose passes yield values in place of logprobs: of the state that each action token was sampled in."""
 
-    def __init__(self, model: CausalLM, **how: Any) -> None:
+    def __init__(self, model: CausalLM, head: torch.nn.Linear | None = None, **how: Any) -> None:
+        """The head begins as nothing; one that is spread over ranks is given."""
         super().__init__(model, **how)
         first = next(model.parameters())
-        self.head = torch.nn.Linear(model.config.hidden_size, 1, device=first.device, dtype=first.dtype)
+        self.head = head or value_head(model, first.device, first.dtype)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
@@ -48,6 +49,10 @@ class ValueModel(Policy):
         """Of the trunk and of the value head; the language model's own head is not used."""
         of_head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}
         return {**dict(self.model.base_model.named_parameters()), **of_head}
+
+
+def value_head(model: CausalLM, device: torch.device | str, dtype: torch.dtype) -> torch.nn.Linear:
+    return torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=device, dtype=dtype)
 
 
 class Critic:
@@ -73,6 +78,7 @@ class Critic:
         self.stepper.clear()
         sums = {"critic/loss": 0.0, "critic/clipped": 0.0, "critic/error": 0.0, "weight": 0.0}
         for plan in plans:
+            left = len(plan.stretches)
             loss_inputs = {
                 "target": plan.gather(targets),
                 "weight": plan.gather(token_weights),
@@ -82,7 +88,8 @@ class Critic:
                 inputs, (values, _) = drop_unweighted(self.model, loss_inputs, picked, outputs)
                 terms, clipped = squared_error(values, inputs["target"], inputs["old"], self.clip)
                 total = (terms * inputs["weight"]).sum()
-                total.backward()
+                left -= 1
+                self.model.backward(total, is_last=plan is plans[-1] and not left)
                 sums["critic/loss"] += float(total.detach())
                 sums["weight"] += float(loss_inputs["weight"][picked].sum())
                 sums["critic/clipped"] += float((clipped * inputs["weight"]).sum())
@@ -94,9 +101,9 @@ class Critic:
             **{f"critic/{name}": value for name, value in stepped.items() if name != "idle"},
         }
 
-    def save(self, folder: Path) -> None:
-        """Weights and optimizer in a folder of a checkpoint."""
-        write_snapshot(folder / FOLDER, {**self.weights(), **self.stepper.state()})
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimizer, for a folder of a checkpoint."""
+        return {**self.weights(), **self.stepper.state()}
 
     def restore(self, folder: Path) -> None:
         weights = self.weights()

@@ -14,13 +14,17 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.credit.scope import PerTurn
+from turnwise.learn.critic import FOLDER as CRITIC
 from turnwise.learn.critic import Critic
+from turnwise.learn.export import stage_export, weights_of
 from turnwise.learn.lora import Adapters, WithoutAdapters
+from turnwise.learn.masters import MASTERS, read_masters
 from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change, Disturbance
 from turnwise.learn.policy import Inspection, Policy, no_progress_bars
 from turnwise.learn.schedules import Schedule
-from turnwise.learn.snapshot import names_in, read_snapshot, write_snapshot
+from turnwise.learn.snapshot import names_in, read_snapshot, stage
+from turnwise.learn.staged import Staged
 from turnwise.learn.stepper import OptimizerSettings, Reduce, Stepper, alone
 from turnwise.learn.teacher import Teacher, compare_with_teacher
 from turnwise.learn.terms import drop_unweighted, weighted_means
@@ -30,6 +34,8 @@ from turnwise.pretrained import CausalLM, ChatTokenizer
 
 Scorer = Policy | Teacher | WithoutAdapters | Inspection
 """A model that scores. Its passes yield the indices of action tokens and their scores."""
+Result = tuple[Index, NDArray[Any]]
+"""(which action tokens of a plan, one value or row of each), from one pass."""
 FOLDER = "optimizer"
 
 
@@ -68,9 +74,11 @@ class Learner:
         model, a teacher's buckets, or the critic's values before each token."""
         before = time.perf_counter()
         scores: list[NDArray[Any]] = [np.zeros(0, np.float32)] * num_turns
+        results = []
         for plan in plans:
             passes: Iterator[tuple[Any, ...]] = self.models[name].passes(plan)
-            write_per_turn(plan, [(picked, array_of(scores_of_pass)) for picked, scores_of_pass, *_ in passes], scores)
+            results.append([(picked, array_of(scores_of_pass)) for picked, scores_of_pass, *_ in passes])
+        self.write_per_turn(plans, results, scores)
         self.seconds["score"] += time.perf_counter() - before
         return scores
 
@@ -93,25 +101,28 @@ class Learner:
         self.stepper.clear()
         sums: dict[str, float] = {"loss": 0.0, "weight": 0.0}
         logprobs_now: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(credit)
+        results: list[list[Result]] = []
         for plan in plans:
+            left = len(plan.stretches)
             loss_inputs = {name: plan.gather(values) for name, values in scores.items()}
             loss_inputs["credit"], loss_inputs["weight"] = plan.gather(credit), plan.gather(token_weights)
             passes: Iterator[tuple[Any, ...]] = self.policy.passes(plan)
             if (buckets := loss_inputs.pop("buckets", None)) is not None:
                 passes = compare_with_teacher(self.policy, plan, buckets, objective.direction)
-            pass_logprobs: list[tuple[Index, NDArray[Any]]] = []
+            results.append([])
             for picked, *outputs in passes:
-                pass_logprobs.append((picked, array_of(outputs[0])))
+                results[-1].append((picked, array_of(outputs[0])))
                 inputs, (logprobs, entropies, *divergences) = drop_unweighted(self.policy, loss_inputs, picked, outputs)
                 old, reference = inputs.get("old", logprobs.detach()), inputs.get("reference")
                 terms, measured = objective(logprobs, entropies, old, inputs["credit"], reference, *divergences)
                 total = (terms * inputs["weight"]).sum()
-                total.backward()
+                left -= 1
+                self.policy.backward(total, is_last=plan is plans[-1] and not left)
                 sums["loss"] += float(total.detach())
                 sums["weight"] += float(loss_inputs["weight"][picked].sum())
                 for name, values in measured.items():
                     sums[name] = sums.get(name, 0.0) + float((values * inputs["weight"]).sum())
-            write_per_turn(plan, pass_logprobs, logprobs_now)
+        self.write_per_turn(plans, results, logprobs_now)
         sums = self.reduce(sums)
         between = time.perf_counter()
         stepped = self.stepper.step(math.isfinite(sums["loss"]), idle=not sums["weight"])
@@ -119,6 +130,11 @@ class Learner:
         self.seconds["forward_backward"] += between - before
         self.seconds["optimizer"] += time.perf_counter() - between
         return metrics, logprobs_now
+
+    def write_per_turn(self, plans: Sequence[Plan], results: list[list[Result]], per_turn: list[NDArray[Any]]) -> None:
+        """Write the results of all passes into the arrays of their turns, with those of the ranks that share them."""
+        for plan, found in zip(plans, self.policy.context.gathered(results), strict=True):
+            write_per_turn(plan, found, per_turn)
 
     def update_critic(
         self, plans: Sequence[Plan], targets: PerTurn, token_weights: PerTurn, old: PerTurn
@@ -158,27 +174,30 @@ class Learner:
         self.disturbance = None
 
     def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
-        """Write weights and tokenizer in the format of transformers, and the state of the optimizer."""
-        self.save_weights(folder, tokenizer, self.policy.model.state_dict())
-        self.save_state(folder)
+        """Write weights and tokenizer in the format of transformers, and all that `restore` needs besides."""
+        self.stage(tokenizer).write(folder)
 
-    def save_weights(self, folder: Path, tokenizer: ChatTokenizer, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write the tokenizer and, from all `weights` of the policy, the adapters if there are any, otherwise all."""
-        if self.adapters is None:
-            save_policy(self.policy.model, tokenizer, folder, weights)
+    def stage(self, tokenizer: ChatTokenizer) -> Staged:
+        """All that `save` writes, in host memory; this rank's part where there are several, which call this together.
+        The export is in the dtype of the computation; where that rounds the weights, a snapshot has them as they
+        are."""
+        snapshots = {FOLDER: {**self.stepper.state(), "random": torch.get_rng_state(), **self.adapter_weights()}}
+        if self.adapters is not None:
+            export = self.adapters.stage_export(tokenizer)
         else:
-            self.adapters.save(folder, weights)
-            tokenizer.save_pretrained(folder)
-
-    def save_state(self, folder: Path) -> None:
-        """Write everything except the weights of the policy."""
-        random = {"random": torch.get_rng_state()}
-        write_snapshot(folder / FOLDER, {**self.stepper.state(), **random, **self.adapter_weights()})
+            dtype = torch.bfloat16 if self.policy.dtype == torch.bfloat16 else None
+            export = stage_export(self.policy.model, tokenizer, dtype)
+            if dtype is not None:
+                snapshots[MASTERS] = weights_of(self.policy.model)
         if self.critic is not None:
-            self.critic.save(folder)
+            snapshots[CRITIC] = self.critic.state()
+        return Staged({folder: stage(tensors) for folder, tensors in snapshots.items()}, export)
 
     def restore(self, folder: Path) -> None:
-        """Restore the state that `save` wrote. The weights, except adapters, were loaded with the model."""
+        """Restore the state that `save` wrote. Where it has no master weights, those that were loaded with the model
+        are exact, and adapters are all that is trained."""
+        if self.adapters is None:
+            read_masters(folder, self.policy.model)
         extra = {"random": torch.get_rng_state(), **self.adapter_weights()}
         state = self.stepper.blank(names_in(folder / FOLDER) - extra.keys())
         read_snapshot(folder / FOLDER, {**state, **extra})
@@ -200,7 +219,7 @@ def array_of(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
     return values if isinstance(values, np.ndarray) else values.detach().cpu().numpy()
 
 
-def write_per_turn(plan: Plan, results: Sequence[tuple[Index, NDArray[Any]]], per_turn: list[NDArray[Any]]) -> None:
+def write_per_turn(plan: Plan, results: Sequence[Result], per_turn: list[NDArray[Any]]) -> None:
     """Write the results of a plan's passes, one value or row per action token, into the arrays of its turns."""
     if not results:
         return

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from turnwise.data.hub import base_name
-from turnwise.learn.merged import Adapted, Merged, check_merged
-from turnwise.pretrained import CausalLM
+from turnwise.learn.export import Export, gathered, rank_and_size
+from turnwise.learn.merged import Adapted, Merged, check_merged, plain_name
+from turnwise.pretrained import CausalLM, ChatTokenizer
 
 NAME = "policy"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -67,10 +68,31 @@ class Adapters:
             except ValueError as error:
                 names = ", ".join(sorted({name.rpartition(".")[2] for name in linear_layers(model)}))
                 raise ValueError(f"lora.targets: {error}; this model's linear layers are {names}") from None
+        self.seed = seed
         self.layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
         self.adapted = {weight.name: weight for weight in adapted_weights(model)}
         """By the name that the weight has beside its adapter."""
         self.model = model
+
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Give the adapters the values they begin with, which add nothing: A of every layer is drawn as peft draws it,
+        B is zero. A rank draws them all and keeps its part, so that all begin alike whatever the number of ranks."""
+        random = torch.Generator().manual_seed(self.seed)
+        for name, parameter in self.model.named_parameters():
+            if ".lora_B." in name and not parameter.is_meta:
+                parameter.zero_()
+            elif ".lora_A." in name and not parameter.is_meta:
+                drawn = torch.rand(parameter.shape, generator=random).mul_(2).sub_(1).div_(parameter.shape[-1] ** 0.5)
+                parameter.copy_(part_of(drawn.to(parameter.dtype), parameter))
+
+    @property
+    def new_names(self) -> dict[str, str]:
+        """Of the weights beside adapters, by their names in the model without adapters."""
+        names = (name for name in self.model.state_dict() if ".lora_" not in name)
+        return {plain_name(name): name for name in names if plain_name(name) != name}
 
     def check(self) -> None:
         """Refuse adapters that would not train, or that engines could not have; the model computes a few tokens."""
@@ -96,15 +118,25 @@ class Adapters:
         """The weights of the plain model that computes the same, given all of the model's own."""
         return Merged(weights, self.adapted)
 
-    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write what peft reads: the adapters among these weights, and what they are."""
-        from safetensors.torch import save_file
+    def stage_export(self, tokenizer: ChatTokenizer) -> Export:
+        """What peft reads: the adapters and what they are, from the first rank. All ranks call this together."""
+        weights = gathered({name: p for name, p in self.parameters.items() if ".lora_" in name}, None)
+        if rank_and_size()[0]:
+            return Export({}, {}, ())
+        named = {
+            PREFIX + name.replace(ADAPTER, "."): tensor.to("cpu", copy=True).contiguous()
+            for name, tensor in weights.items()
+        }
+        return Export({WEIGHTS: named}, {}, (self.config, tokenizer))
 
-        found = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
-        named = {PREFIX + name.replace(ADAPTER, "."): tensor.contiguous() for name, tensor in found.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
-        self.config.save_pretrained(folder)
+
+def part_of(whole: Tensor, like: Any) -> Tensor:
+    """A tensor that all ranks have, divided among them as another is."""
+    if not hasattr(like, "device_mesh"):
+        return whole.to(like.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def adapted_weights(model: CausalLM) -> Iterator[Adapted]:
@@ -146,8 +178,9 @@ class WithoutAdapters:
         self.adapters = adapters
 
     def passes(self, plan: Any) -> Iterator[Any]:
+        own = plan if plan.routes is None else replace(plan, routes=None)  # the routes are those of the adapted model
         with self.adapters.off():
-            yield from self.policy.passes(plan)
+            yield from self.policy.passes(own)
 
 
 # ---------------------------------------------------------------- folders

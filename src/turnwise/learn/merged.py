@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.learn.attention import attention_of, states_of
+from turnwise.learn.attention import NAME, attention_of, states_of
 from turnwise.learn.model_checks import ROWS, short_turns
+from turnwise.learn.row_states import row_states
 from turnwise.plan.pack import pack
 from turnwise.pretrained import CausalLM
 
@@ -199,6 +200,9 @@ def logprobs_of(model: CausalLM) -> Tensor:
     turns = short_turns(model.config.get_text_config().vocab_size)
     [plan] = pack(turns, ROWS.size)
     [stretch] = plan.stretches
-    states = states_of(model, plan, stretch, attention_of(plan, stretch, model.device.type))
+    if model.config._attn_implementation == NAME:
+        states = states_of(model, plan, stretch, attention_of(plan, stretch, model.device.type))
+    else:
+        states = row_states(model, plan)
     logits: Tensor = states @ model.get_output_embeddings().weight.T
     return logits.log_softmax(-1)

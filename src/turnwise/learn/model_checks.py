@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from turnwise.learn.attention import NAME, attention_of, register, states_of
+from turnwise.learn.row_states import attend_in_rows, row_states
 from turnwise.messages import Message
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
+from turnwise.plan.rows import in_rows
 from turnwise.pretrained import CausalLM
+from turnwise.tokens import Tokens
 from turnwise.types import StopReason, Turn
 
 Layout = Callable[[Sequence[Turn], int], list[Plan]]
@@ -39,15 +43,11 @@ TOLERANCE = 1e-4
 # ---------------------------------------------------------------- by what a model says of itself
 
 
-def check_model(model: CausalLM) -> None:
+def check_model(model: CausalLM, layout: Layout = pack) -> None:
     """Refuse, with the reason, what is known not to be computed exactly."""
     config = model.config.get_text_config()
-    if kinds := layer_kinds(config) - WINDOWS.keys():
-        raise ValueError(
-            f"this model has {', '.join(sorted(kinds))} layers, and neither layout computes other than full attention"
-        )
-    if getattr(model, "_is_stateful", False):
-        raise ValueError("this model hands a state from token to token; neither layout computes that exactly")
+    if layout is not in_rows and (reason := why_unshared(model)):
+        raise ValueError(f'this model {reason}; set layout = "rows", which shares nothing')
     for name in ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1.0):
             raise ValueError(f"this model rescales its logits ({name}), which is not supported")
@@ -60,6 +60,16 @@ def check_model(model: CausalLM) -> None:
         )
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ValueError("this model's output layer has a bias, which is not supported")
+
+
+def why_unshared(model: CausalLM) -> str:
+    """Why tokens of a model cannot be computed once for several turns, by what it says of itself; nothing if they
+    can: a state that is handed from token to token belongs to one row."""
+    if kinds := layer_kinds(model.config.get_text_config()) - WINDOWS.keys():
+        return f"has {', '.join(sorted(kinds))} layers, and only full attention is computed in trees and packed turns"
+    if getattr(model, "_is_stateful", False):
+        return "hands a state from token to token, which is not computed exactly in trees and packed turns"
+    return ""
 
 
 def check_longest(reach: Sequence[Reach], longest: float) -> None:
@@ -120,8 +130,10 @@ def changing_positions(config: Any) -> Iterator[Reach]:
 def check_layout(model: CausalLM, layout: Layout) -> None:
     """Refuse an architecture that computes something else when turns are laid out together: a few short ones are
     computed both ways. So a model is tried that says nothing of itself, and one that nobody has heard of."""
+    if layout is in_rows:
+        return check_rows(model)
     if (off := difference(model, layout)) < TOLERANCE:
-        return
+        return None
     packed = layout is not pack and difference(model, pack) < TOLERANCE
     raise ValueError(
         f"{type(model).__name__} computes something else when turns are laid out together (relative difference "
@@ -130,12 +142,36 @@ def check_layout(model: CausalLM, layout: Layout) -> None:
 
 
 @torch.no_grad()
+def check_rows(model: CausalLM) -> None:
+    """Refuse an architecture of which a row changes when longer ones stand beside it: a few are computed both ways.
+    The model is left with the attention that computes rows."""
+    if model.base_model is model:
+        raise ValueError(f"{type(model).__name__} does not name the part that computes hidden states")
+    attend_in_rows(model)
+    turns = short_turns(model.config.get_text_config().vocab_size)
+    cut_short = [replace_action(turn, turn.action[: place + 1]) for place, turn in enumerate(turns)]
+    [plan] = in_rows(cut_short, ROWS.size)
+    together = row_states(model, plan) @ model.get_output_embeddings().weight.T
+    off = 0.0
+    for place in np.flatnonzero(plan.depth == 0):
+        row = slice(int(place), int(plan.exit[place]))
+        tokens = torch.from_numpy(plan.tokens[row]).long()[None].to(model.device)
+        alone = model(input_ids=tokens, use_cache=False).logits[0]
+        off = max(off, float((together[row] - alone).abs().max() / alone.abs().max()))
+    if off >= TOLERANCE:
+        raise ValueError(
+            f"{type(model).__name__} computes something else for rows that are padded (relative difference {off:.1e}), "
+            "so it cannot be trained"
+        )
+
+
+@torch.no_grad()
 def reaches(model: CausalLM, layout: Layout) -> list[Reach]:
     """Everything that is exact for turns of so many tokens only. Windows are among it unless the layout computes them,
-    which the same turns show, with a window that is shorter than they are."""
+    which the same turns show, with a window that is shorter than they are; transformers computes those of rows."""
     config = model.config.get_text_config()
     found = list(changing_positions(config))
-    if all_windows := list(windows(config)):
+    if layout is not in_rows and (all_windows := list(windows(config))):
         with short_windows(model):
             exact = difference(model, layout) < TOLERANCE
         found = found if exact else [*all_windows, *found]
@@ -163,6 +199,12 @@ def short_turns(vocabulary: int) -> list[Turn]:
     logprobs, versions = np.zeros(rows.shape[1] - 1, np.float32), np.zeros(rows.shape[1] - 1, np.int32)
     said = Message("assistant", "")
     return [Turn(row[:1], row[1:], logprobs, versions, StopReason.length, 0.0, said) for row in rows]
+
+
+def replace_action(turn: Turn, action: Tokens) -> Turn:
+    """The turn with the beginning of its action only."""
+    size = len(action)
+    return replace(turn, action=action, logprobs=turn.logprobs[:size], versions=turn.versions[:size])
 
 
 def logits_apart(model: CausalLM, turns: Sequence[Turn]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,15 +14,23 @@ from torch import Tensor
 
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.alignment import align
-from turnwise.learn.attention import attention_of, states_of
+from turnwise.learn.attention import attend_with_plans, attention_of, states_of
 from turnwise.learn.blocks import Relay
+from turnwise.learn.casting import Casting
 from turnwise.learn.contents import check_contents
 from turnwise.learn.head import Mask, token_logprobs
 from turnwise.learn.lora import add_adapters, base_of
-from turnwise.learn.model_checks import Layout, check_layout, check_longest, check_model, check_plan, reaches
+from turnwise.learn.masters import read_masters
+from turnwise.learn.model_checks import Layout, Reach, check_layout, check_longest, check_model, check_plan, reaches
+from turnwise.learn.router_checks import known_routers, routers_by_config
+from turnwise.learn.routers import ReplayedRoutes
+from turnwise.learn.row_states import attend_in_rows, row_states
+from turnwise.learn.softmax import VocabularyShard
+from turnwise.learn.ulysses import Alone, Context
 from turnwise.plan.blocks import Index
 from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
+from turnwise.plan.rows import in_rows
 from turnwise.plan.target_sets import UNGUIDED
 from turnwise.pretrained import CausalLM, ChatTokenizer
 
@@ -35,7 +43,7 @@ class Policy:
 
     One that would not compute turns of up to `longest` tokens exactly, laid out by `layout`, is refused. With
     checkpointing a pass that is differentiated keeps the inputs of layers only, and computes each layer once more in
-    its backward pass.
+    its backward pass. With replay, the routers of a mixture take the experts that a plan names.
     """
 
     def __init__(
@@ -47,20 +55,42 @@ class Policy:
         layout: Layout = cut,
         longest: float = math.inf,
         checkpointing: bool = False,
+        replay: bool = False,
+        reach: Sequence[Reach] | None = None,
+        enter: Callable[..., Any] | None = None,
+        shard: VocabularyShard | None = None,
+        sync: Callable[[bool], None] | None = None,
+        context: Context | None = None,
     ) -> None:
-        check_model(model)
+        """`reach` is what `check_by_config` found of a model that is not whole here. `enter` calls what computes a pass
+        where the weights are spread over ranks, with those gathered that are not gathered layer by layer. `sync` tells
+        a backward pass whether it is the last of an update, where gradients are added up over ranks in that one
+        only."""
+        if reach is None:
+            check_model(model, layout)
+            check_layout(model, layout)
+            reach = reaches(model, layout)
+        self.in_rows = layout is in_rows
+        """Whether plans are computed as rows, by the model's own attention."""
+        (attend_in_rows if self.in_rows else attend_with_plans)(model)
         model.train()
         self.model = model
         self.dtype = dtype
         self.temperature = temperature
         self.device = next(model.parameters()).device.type
-        check_layout(model, layout)
-        self.reach = reaches(model, layout)
+        self.reach = reach
         """How long a turn may be for what the model computes to be exact, and why."""
         check_longest(self.reach, longest)
-        self.enter: Callable[..., Any] = plainly
-        """Calls what computes a pass: where the weights are spread over ranks, with all of them gathered."""
-        self.recomputed = recomputable(model) if checkpointing else []
+        self.routers = (known_routers if enter is None else routers_by_config)(model) if replay else None
+        self.enter = enter or plainly
+        self.context = context or Alone()
+        """Who computes the nodes of a pass: this process, or the ranks of a group together."""
+        self.sync = sync
+        self.shard = shard
+        """Which rows of the output layer are here, where the other processes of a group have the rest."""
+        # A model that is spread is cast by those who spread it.
+        self.casting = Casting(model, dtype) if dtype == torch.bfloat16 and enter is None else None
+        self.recomputed = recomputable(model, self.casting) if checkpointing else []
 
     def passes(self, plan: Plan) -> Iterator[tuple[Index, Tensor, Tensor]]:
         """(which of the plan's action tokens, their logprobs, their entropies), pass by pass."""
@@ -83,44 +113,64 @@ class Policy:
             return
         with torch.no_grad():
             for stretch in plan.stretches[:-1]:
-                self.enter(self.hidden, plan, stretch, relay)
+                self.enter(self.hidden, plan, stretch, self.context.part(plan, stretch), relay)
         for stretch in reversed(plan.stretches):
             yield self.enter(self.compute, look, plan, stretch, relay)
 
     def compute(self, look: Callable[[Stretch, Tensor], T], plan: Plan, stretch: Stretch, relay: Relay | None) -> T:
         """What `look` makes of a stretch and the states that predict its nodes: each that of the token before."""
-        hidden = self.hidden(plan, stretch, relay)
-        return look(stretch, hidden.index_select(0, self.tensor(plan.parent[stretch.nodes] - stretch.start).long()))
+        part = self.context.part(plan, stretch)
+        hidden = self.hidden(plan, stretch, part, relay)
+        return look(part, hidden.index_select(0, self.tensor(plan.parent[part.nodes] - part.start).long()))
 
-    def hidden(self, plan: Plan, stretch: Stretch, relay: Relay | None) -> Tensor:
-        """[n, width] the last hidden states of a stretch."""
+    def hidden(self, plan: Plan, stretch: Stretch, part: Stretch, relay: Relay | None) -> Tensor:
+        """[n, width] the last hidden states of the part of a stretch that this process computes."""
         recomputed = self.recomputed if torch.is_grad_enabled() else []
-        with (
-            torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == torch.bfloat16),
-            checkpointing(recomputed),
-        ):
-            return states_of(self.model, plan, stretch, attention_of(plan, stretch, self.device, relay))
+        with nullcontext() if self.casting is None else self.casting.on(), checkpointing(recomputed):
+            if self.in_rows:
+                assert part is stretch, "rows are not spread over ranks"
+                return row_states(self.model, plan)
+            attend = self.context.attention(attention_of(plan, stretch, self.device, relay), stretch)
+            return states_of(self.model, plan, part, attend, self.routes_of(plan, part))
+
+    def routes_of(self, plan: Plan, part: Stretch) -> ReplayedRoutes | None:
+        """What the routers take in the part of a stretch that is computed here; None where they choose themselves."""
+        if self.routers is None or plan.routes is None:
+            return None
+        return self.routers.replayed(plan.routes, part.start, part.end, self.device)
 
     def predict(self, plan: Plan, stretch: Stretch, states: Tensor) -> tuple[Index, Tensor, Tensor]:
         """(which action tokens, logprobs, entropies) of a stretch, given the states before its nodes."""
         targets = self.tensor(plan.tokens[stretch.nodes]).long()
         mask = self.mask_of(plan, stretch)
-        logprobs, entropies = token_logprobs(states.to(self.dtype), self.output, targets, self.temperature, mask)
+        states, weight = states.to(self.dtype), self.output
+        logprobs, entropies = token_logprobs(states, weight, targets, self.temperature, mask, self.shard)
         place = self.tensor(stretch.inverse)
         return stretch.picked, logprobs[place], entropies[place]
+
+    def backward(self, total: Tensor, is_last: bool) -> None:
+        """Differentiate what was made of a pass, the last of an update or one before."""
+        if self.sync is not None:
+            self.sync(is_last)
+        total.backward()
 
     def mask_of(self, plan: Plan, stretch: Stretch) -> Mask | None:
         """The tokens that grammars allowed at the nodes of a stretch; None where they allowed all."""
         if plan.allowed is None or stretch.places is None or not (stretch.places != UNGUIDED).any():
             return None
-        bits, rows = plan.allowed.rows(stretch.places, plan.tokens[stretch.nodes], len(self.output))
+        bits, rows = plan.allowed.rows(stretch.places, plan.tokens[stretch.nodes], self.vocabulary)
         return Mask(self.tensor(bits), self.tensor(rows))
 
     @property
     def output(self) -> Tensor:
-        """[vocabulary, width] the weights of the output layer."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight
+        """[vocabulary, width] the weights of the output layer, as many as there are here."""
+        weight: Any = self.model.get_output_embeddings().weight
+        return weight if self.shard is None else weight.to_local()  # type: ignore[no-any-return]
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output layer, here and elsewhere."""
+        return len(self.output) if self.shard is None else self.shard.size
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
         """An array on the policy's device, converted before it goes there: not every device has every dtype."""
@@ -142,14 +192,15 @@ def plainly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def recomputable(model: CausalLM) -> list[Any]:
+def recomputable(model: CausalLM, casting: Casting | None) -> list[Any]:
     """The modules that can keep their inputs only, made ready for `checkpointing` and left as they were."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(
             f"{type(model).__name__} cannot recompute its layers; set model.gradient_checkpointing = false"
         )
     # No random state is kept for the second computation: nothing in a layer is random, or it would have been refused.
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    model.gradient_checkpointing_enable(how if casting is None else {**how, "context_fn": casting.contexts})
     model.disable_input_require_grads()  # which transformers adds for adapters
     found: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     for module in found:
@@ -185,7 +236,8 @@ def no_progress_bars() -> Iterator[None]:
 
 def load_model(path: str | Path) -> CausalLM:
     """A causal language model from a folder or of the catalogue, in float32; where the folder holds adapters, these
-    are added to it. No code of the folder runs, and no pickle of it is read."""
+    are added to it, and where it holds master weights, the model has these. No code of the folder runs, and no pickle
+    of it is read."""
     folder = model_folder(path)
     if (base := base_of(folder)) is not None:
         return add_adapters(load_model(base), folder)
@@ -196,7 +248,9 @@ def load_model(path: str | Path) -> CausalLM:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
-    return align(model)
+    model = align(model)
+    read_masters(folder, model)
+    return model
 
 
 def load_tokenizer(path: str | Path) -> ChatTokenizer:

@@ -35,7 +35,7 @@ class Teacher:
     """
 
     def __init__(self, policy: Policy, top_k: int, vocabulary: int) -> None:
-        num_rows = len(policy.output)
+        num_rows = policy.vocabulary
         self.vocabulary = min(num_rows, vocabulary)
         # Padding of one model only must have a bucket of the other to be compared with.
         most = self.vocabulary - (num_rows != vocabulary)
@@ -52,7 +52,7 @@ class Teacher:
         policy = self.policy
         counts = self.top_k, self.vocabulary
         mask = policy.mask_of(plan, stretch)
-        best = likeliest(states.to(policy.dtype), policy.output, policy.temperature, *counts, mask)
+        best = likeliest(states.to(policy.dtype), policy.output, policy.temperature, *counts, mask, policy.shard)
         tokens, logprobs = (tensor.cpu().numpy() for tensor in best)
         return stretch.picked, make_buckets(tokens, logprobs)[stretch.inverse]
 
@@ -79,9 +79,8 @@ def compare_with_teacher(
         some_action[stretch.inverse] = stretch.picked  # any action token of each node: their buckets are equal
         of_nodes, targets = buckets[some_action], policy.tensor(plan.tokens[stretch.nodes]).long()
         tokens = policy.tensor(np.ascontiguousarray(of_nodes["token"][:, :-1])).long()
-        logprobs, entropies, of_policy = bucket_logprobs(
-            states.to(policy.dtype), policy.output, targets, policy.temperature, tokens, policy.mask_of(plan, stretch)
-        )
+        given = (targets, policy.temperature, tokens, policy.mask_of(plan, stretch), policy.shard)
+        logprobs, entropies, of_policy = bucket_logprobs(states.to(policy.dtype), policy.output, *given)
         of_teacher = policy.tensor(np.ascontiguousarray(of_nodes["logprob"]), of_policy.dtype)
         divergence = direction(of_policy, of_teacher)
         inverse = policy.tensor(stretch.inverse)

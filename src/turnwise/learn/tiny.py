@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -39,16 +39,13 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTo
     )
 
 
-def build_model(
-    tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int, seed: int
-) -> PreTrainedModel:
-    """A Qwen3 with random weights that knows the tokenizer's end token."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def tiny_config(vocabulary: int, hidden: int, layers: int, context: int) -> Qwen3Config:
+    """The sizes of a tiny Qwen3."""
+    from transformers import Qwen3Config
 
     heads = max(1, hidden // 32)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
+    return Qwen3Config(
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=max(32, hidden * 8 // 3 // 32 * 32),
         num_hidden_layers=layers,
@@ -58,10 +55,19 @@ def build_model(
         max_position_embeddings=max(context, 1024),
         tie_word_embeddings=True,
         initializer_range=hidden**-0.5,  # the usual 0.02 suits widths in the thousands and learns to copy late here
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
+
+
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int, seed: int
+) -> PreTrainedModel:
+    """A Qwen3 with random weights that knows the tokenizer's end token."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    config = tiny_config(len(tokenizer), hidden, layers, context)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.learn.head import NEVER
+from turnwise.learn.routers import ARGUMENT, Routers
+from turnwise.learn.softmax import NEVER
+from turnwise.plan.routes import settle_routes
 from turnwise.plan.rows import Rows, length, pad
 from turnwise.pretrained import CausalLM
 from turnwise.types import Turn
@@ -22,9 +24,9 @@ LOGITS = 1 << 26
 
 @contextmanager
 def stock_attention(model: CausalLM) -> Iterator[None]:
-    """The model with the attention that transformers ships."""
+    """The model with the attention that transformers ships; sinks have the slower one only."""
     before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     try:
         yield
     finally:
@@ -32,16 +34,22 @@ def stock_attention(model: CausalLM) -> Iterator[None]:
 
 
 def stock_passes(
-    model: CausalLM, turns: Sequence[Turn], tokens_per_pass: int, temperature: float
+    model: CausalLM, turns: Sequence[Turn], tokens_per_pass: int, temperature: float, routers: Routers | None = None
 ) -> Iterator[tuple[Rows, Tensor, Tensor, Tensor]]:
     """(which turns, logprobs and entropies of all their action tokens, turn after turn, the logprobs of all tokens in
     their places) of every padded batch.
 
-    The model must have its own attention meanwhile, also while what is made of a pass is differentiated.
+    The model must have its own attention meanwhile, also while what is made of a pass is differentiated. With its
+    routers given, they take the experts that the turns name.
     """
+    routes = None if routers is None else settle_routes(turns)
     for rows in pad(turns, min(tokens_per_pass, LOGITS // model.config.get_text_config().vocab_size)):
         tokens, mask = (torch.from_numpy(array) for array in rows.fill_in(turns))
-        logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        more: dict[str, Any] = {}
+        if routers is not None and routes is not None:
+            of_rows = routes.of_tokens([(int(turn), 0, rows.width) for turn in rows.turns])
+            more = {ARGUMENT: routers.replayed(of_rows, 0, rows.num_tokens, model.device.type)}
+        logits = model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits
         places = [
             (row, place)
             for row, turn in enumerate(rows.turns)
@@ -49,7 +57,8 @@ def stock_passes(
         ]
         row, place = torch.tensor(places).T
         # A token is predicted by the token before it.
-        scaled = (logits / temperature)[row, place - 1]
+        chosen_logits = logits[row, place - 1]
+        scaled = chosen_logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         allowed = allowed_tokens([turns[turn] for turn in rows.turns], scaled.shape[1])
         chosen = scaled.masked_fill(~allowed, NEVER).log_softmax(-1)
         logprobs = chosen.gather(1, tokens[row, place][:, None])[:, 0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
+from turnwise.plan.routes import settle_routes
 from turnwise.plan.tree import grow, heavy_first, sort_rows
 from turnwise.types import Turn
 
@@ -25,8 +26,9 @@ def cut(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
     rows, sequences = sort_rows(turns, [place for place, turn in enumerate(turns) if len(turn.action)])
     lengths = np.array([len(sequences[row.turn]) for row in rows], np.int64)
     shared = np.array([row.shared for row in rows], np.int64)
+    routes = settle_routes(turns)
     return [
-        grow(turns, heavy_first(rows[low:high], sequences), sequences, tokens_per_pass)
+        grow(turns, heavy_first(rows[low:high], sequences), sequences, tokens_per_pass, routes)
         for low, high in parts(lengths, shared, tokens_per_pass)
     ]
 

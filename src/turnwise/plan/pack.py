@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnwise.plan.plan import Plan
+from turnwise.plan.routes import SettledRoutes, settle_routes
 from turnwise.plan.target_sets import TargetSets
 from turnwise.types import Turn
 
@@ -23,7 +24,8 @@ def pack(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
         raise ValueError(f"a turn has {longest} tokens, more than {tokens_per_pass}; raise max_tokens_per_microbatch")
     order = np.argsort(lengths, kind="stable")
     order = order[trained[order]]
-    return [lay_out(turns, part) for part in fill(order, lengths, tokens_per_pass)]
+    routes = settle_routes(turns)
+    return [lay_out(turns, part, routes) for part in fill(order, lengths, tokens_per_pass)]
 
 
 def fill(order: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
@@ -43,7 +45,7 @@ def fill(order: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray
         num_parts += 1
 
 
-def lay_out(turns: Sequence[Turn], chosen: np.ndarray) -> Plan:
+def lay_out(turns: Sequence[Turn], chosen: np.ndarray, routes: SettledRoutes | None = None) -> Plan:
     """One plan with a chain for each chosen turn."""
     prompt_sizes = np.array([len(turns[i].prompt) for i in chosen], np.int64)
     action_sizes = np.array([len(turns[i].action) for i in chosen], np.int64)
@@ -64,4 +66,7 @@ def lay_out(turns: Sequence[Turn], chosen: np.ndarray) -> Plan:
         offsets=offsets,
         action_nodes=action_nodes,
         allowed=TargetSets.of(turns, chosen),
+        routes=None
+        if routes is None
+        else routes.of_tokens([(int(i), 0, int(size)) for i, size in zip(chosen, lengths, strict=True)]),
     )

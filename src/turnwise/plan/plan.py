@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.plan.blocks import Blocks, Index, blocks_of
+from turnwise.plan.routes import NodeRoutes
 from turnwise.plan.target_sets import TargetSets
 
 
@@ -66,6 +67,8 @@ class Plan:
     """Passes the plan takes; more than one where a single path is longer than a pass may be."""
     allowed: TargetSets | None = None
     """[K] which tokens each action token was drawn from; None where no grammar guided any."""
+    routes: NodeRoutes | None = None
+    """[N] which experts each node takes; None where no turn has routes."""
 
     @classmethod
     def of_chains(cls, rows: NDArray[np.integer]) -> Plan:
@@ -99,9 +102,22 @@ class Plan:
         return tuple(self.stretch(start, end) for start, end in pairwise(edges) if start < end)
 
     def stretch(self, start: int, end: int) -> Stretch:
+        return self.predicted(start, end, blocks_of(self.parent, self.exit, start, end))
+
+    def part(self, start: int, end: int) -> Stretch:
+        """Nodes of a stretch whose attention is computed with all of it: they have no blocks of their own."""
+        return self.predicted(start, end, Blocks((), ()))
+
+    def idle_part(self, start: int, end: int) -> Stretch:
+        """Nodes that are computed and predict nothing."""
+        nothing = np.zeros(0, np.int64)
+        places = None if self.allowed is None else nothing
+        return Stretch(start, end, Blocks((), ()), nothing, nothing, nothing, places)
+
+    def predicted(self, start: int, end: int, blocks: Blocks) -> Stretch:
+        """Nodes with the action tokens whose parent is one of them."""
         parents = self.parent[self.action_nodes]
         picked = np.flatnonzero((parents >= start) & (parents < end))
-        blocks = blocks_of(self.parent, self.exit, start, end)
         if self.allowed is None:
             nodes, inverse = np.unique(self.action_nodes[picked], return_inverse=True)
             return Stretch(start, end, blocks, picked, nodes, inverse)

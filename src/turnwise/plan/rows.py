@@ -1,4 +1,7 @@
-"""Rows: how other systems lay turns out, to compare with: padded to one width, or merged into the turn before.
+"""Rows: turns one below the other, padded to one width, or merged into the turn before.
+
+Other systems lay turns out so, and plans are compared with it. Models whose layers hand a state from token to token
+cannot be computed otherwise: for them a plan is made of such rows (`in_rows`).
 
 Only what a turn's prompt begins with all of is merged: a history that was cut or written anew shares nothing. Turns
 without an action do not train and are left out.
@@ -6,7 +9,7 @@ without an action do not train and are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 from turnwise.plan.blocks import Index
 from turnwise.plan.pack import fill
 from turnwise.plan.plan import Plan
+from turnwise.plan.routes import SettledRoutes, settle_routes
 from turnwise.plan.target_sets import TargetSets
 from turnwise.tokens import extends
 from turnwise.types import Turn
@@ -73,17 +77,22 @@ def pad_by_length(turns: Sequence[Turn], tokens_per_pass: int) -> list[Rows]:
 
 
 def batched(turns: Sequence[Turn], order: Sequence[int], budget: int) -> list[Rows]:
-    found: list[Rows] = []
-    rows: list[int] = []
+    sizes = {place: length(turns[place]) for place in order}
+    return [Rows(np.array(part, np.int64), max(sizes[row] for row in part)) for part in padded(order, sizes, budget)]
+
+
+def padded(order: Sequence[int], sizes: Mapping[int, int] | Sequence[int], budget: int) -> list[list[int]]:
+    """Rows in their order, as many in a part as fit when all have the width of the longest."""
+    found: list[list[int]] = []
     width = 0
-    for place in order:
-        wider = max(width, length(turns[place]))
-        if rows and (len(rows) + 1) * wider > budget:
-            found.append(Rows(np.array(rows, np.int64), width))
-            rows, wider = [], length(turns[place])
-        rows.append(place)
+    for row in order:
+        wider = max(width, sizes[row])
+        if not found or (len(found[-1]) + 1) * wider > budget:
+            found.append([])
+            wider = sizes[row]
+        found[-1].append(row)
         width = wider
-    return [*found, Rows(np.array(rows, np.int64), width)] if rows else found
+    return found
 
 
 def merge(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
@@ -91,6 +100,23 @@ def merge(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
 
     A single chain over the budget is refused: it could not be computed in one pass.
     """
+    chains, lengths = chains_of(turns, tokens_per_pass)
+    parts = fill(np.argsort(lengths, kind="stable"), lengths, tokens_per_pass)
+    routes = settle_routes(turns)
+    return [lay_out(turns, [chains[chain] for chain in part], routes) for part in parts]
+
+
+def in_rows(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
+    """The same chains, so many in a plan as fit below one another when all are padded to the longest: a chain is
+    computed as a row of its own. A single chain over the budget is refused."""
+    chains, lengths = chains_of(turns, tokens_per_pass)
+    order = np.argsort(lengths, kind="stable").tolist()
+    parts = padded(order, lengths.tolist(), tokens_per_pass)
+    return [lay_out(turns, [chains[chain] for chain in part]) for part in parts]
+
+
+def chains_of(turns: Sequence[Turn], tokens_per_pass: int) -> tuple[list[list[int]], Index]:
+    """(turns each of which continues the one before, the tokens of each such chain)."""
     chains: list[list[int]] = []
     for place in trained(turns):
         if chains and extends(turns[place], turns[chains[-1][-1]]):
@@ -102,11 +128,10 @@ def merge(turns: Sequence[Turn], tokens_per_pass: int) -> list[Plan]:
         raise ValueError(
             f"a merged chain has {longest} tokens, more than {tokens_per_pass}; raise max_tokens_per_microbatch"
         )
-    parts = fill(np.argsort(lengths, kind="stable"), lengths, tokens_per_pass)
-    return [lay_out(turns, [chains[chain] for chain in part]) for part in parts]
+    return chains, lengths
 
 
-def lay_out(turns: Sequence[Turn], chains: Sequence[Sequence[int]]) -> Plan:
+def lay_out(turns: Sequence[Turn], chains: Sequence[Sequence[int]], routes: SettledRoutes | None = None) -> Plan:
     """One plan with the tokens of the last turn of every chain, which hold the others'."""
     lasts = [turns[chain[-1]] for chain in chains]
     lengths = np.array([length(turn) for turn in lasts], np.int64)
@@ -124,4 +149,7 @@ def lay_out(turns: Sequence[Turn], chains: Sequence[Sequence[int]]) -> Plan:
         offsets=np.concatenate(([0], np.cumsum([len(of_turn) for of_turn in nodes]))).astype(np.int64),
         action_nodes=np.concatenate(nodes),
         allowed=TargetSets.of(turns, list(starts)),
+        routes=None
+        if routes is None
+        else routes.of_tokens([(chain[-1], 0, length(turns[chain[-1]])) for chain in chains]),
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from turnwise.plan.blocks import Index
 from turnwise.plan.plan import Plan
+from turnwise.plan.routes import SettledRoutes, settle_routes
 from turnwise.plan.target_sets import TargetSets
 from turnwise.tokens import Tokens, common_prefix
 from turnwise.types import Turn
@@ -46,7 +47,7 @@ def sort_rows(turns: Sequence[Turn], chosen: Sequence[int]) -> tuple[list[Row], 
 def tree(turns: Sequence[Turn]) -> Plan:
     """One plan of all turns that have an action, in which shared prefixes are laid out once."""
     rows, sequences = sort_rows(turns, [place for place, turn in enumerate(turns) if len(turn.action)])
-    return grow(turns, heavy_first(rows, sequences), sequences)
+    return grow(turns, heavy_first(rows, sequences), sequences, routes=settle_routes(turns))
 
 
 # ---------------------------------------------------------------- order
@@ -109,7 +110,13 @@ class Segment:
     """Depth up to which the next row shares it."""
 
 
-def grow(turns: Sequence[Turn], rows: Sequence[Row], sequences: dict[int, Tokens], tokens_per_pass: int = 0) -> Plan:
+def grow(
+    turns: Sequence[Turn],
+    rows: Sequence[Row],
+    sequences: dict[int, Tokens],
+    tokens_per_pass: int = 0,
+    routes: SettledRoutes | None = None,
+) -> Plan:
     """The plan of rows in a depth-first order, in stretches of at most `tokens_per_pass` tokens where that is given."""
     shared = np.array([row.shared for row in rows], np.int64)
     lengths = np.array([len(sequences[row.turn]) for row in rows], np.int64)
@@ -139,6 +146,9 @@ def grow(turns: Sequence[Turn], rows: Sequence[Row], sequences: dict[int, Tokens
         action_nodes=np.concatenate([np.zeros(0, np.int64), *nodes]),
         num_stretches=max(1, -(-num_tokens // tokens_per_pass)) if tokens_per_pass else 1,
         allowed=TargetSets.of(turns, [row.turn for row in rows]),
+        routes=None
+        if routes is None
+        else routes.of_tokens([(row.turn, row.shared, len(sequences[row.turn])) for row in rows]),
     )
 
 

@@ -13,10 +13,26 @@ class ClusterConfig(Section):
     """Where the learner and the engines run; by default in one process. Open it when one process or one machine is too
     small."""
 
-    in_short_list = ("ranks", "replicas")
+    in_short_list = ("fsdp", "replicas")
 
-    ranks: int = Field(1, ge=1)
-    """Processes of the learner, each with a part of the weights and of the plans; the result is that of one."""
+    fsdp: int = Field(1, ge=1)
+    """Parts that the learner's weights are divided into (FSDP). Each part has a process, which also has a part of the
+    plans; the result is that of one process. The learner has replicate * fsdp * cp * tp processes."""
+    tp: int = Field(1, ge=1)
+    """Processes that compute each layer of the learner together (tensor parallel), for models whose layers are too
+    large for one."""
+    cp: int = Field(1, ge=1)
+    """Processes that share the tokens of every pass (context parallel, Ulysses), for turns whose activations are too
+    much for one. Weights are divided among them too, so there are fsdp * cp parts. At most the attention heads / tp."""
+    ep: int = Field(1, ge=1)
+    """Parts that the experts of a mixture are divided into (expert parallel): tokens are sent to where their experts
+    are. A multiple of tp that divides fsdp * cp * tp; 1 leaves experts to the others."""
+    replicate: int = Field(1, ge=1)
+    """Copies of the learner's weights (HSDP): each is divided into fsdp parts, for instance among the GPUs of one
+    machine."""
+    gradient_sync: Literal["pass", "update"] = "pass"
+    """When the learner's processes add up their gradients: after each pass, or once an update, which moves fewer bytes
+    and needs room for the gradient of all weights on each."""
     replicas: int = Field(1, ge=1)
     """Engines on a Ray cluster, which `placement` chooses."""
     placement: Literal["local", "colocated", "disaggregated"] = "local"
@@ -33,6 +49,11 @@ class ClusterConfig(Section):
     """Seconds that the Ray cluster has to find room for all ranks and replicas."""
 
     @property
+    def ranks(self) -> int:
+        """Processes of the learner."""
+        return self.replicate * self.fsdp * self.cp * self.tp
+
+    @property
     def on_ray(self) -> bool:
         return self.placement != "local"
 
@@ -43,6 +64,22 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
-        if not self.on_ray and (ignored := [name for name in self.changed if name != "ranks"]):
+        if not self.on_ray and (ignored := [name for name in self.changed if name not in PARTS]):
             raise ValueError(f'{ignored[0]} is ignored with placement = "local"')
+        if self.gradient_sync != "pass" and self.replicate * self.fsdp * self.cp == 1:
+            raise ValueError("gradient_sync is ignored where no two processes add up gradients; remove it")
         return self
+
+    @model_validator(mode="after")
+    def experts_have_a_place(self) -> Self:
+        each = self.fsdp * self.cp * self.tp
+        if self.ep > 1 and (self.ep % self.tp or each % self.ep):
+            raise ValueError(
+                f"ep = {self.ep} must be 1, or a multiple of tp = {self.tp} that divides fsdp * cp * tp = {each}: "
+                "a part of the experts belongs to whole tensor-parallel groups"
+            )
+        return self
+
+
+PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync")
+"""Keys of the learner's processes, wherever they are."""

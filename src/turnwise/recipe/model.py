@@ -10,7 +10,9 @@ from turnwise.recipe.section import Section
 
 
 class ModelConfig(Section):
-    """The policy."""
+    """The policy. Open it when the model is a mixture of experts."""
+
+    in_short_list = ("path", "hidden", "layers", "dtype", "device", "threads", "gradient_checkpointing")
 
     path: str = "tiny"
     """A folder that transformers can load, a name of the Hugging Face Hub, for instance "Qwen/Qwen3-0.6B" or
@@ -27,9 +29,12 @@ class ModelConfig(Section):
     threads: int = Field(0, ge=0)
     """CPU threads per model; 0 takes all cores, half of them when generation and training overlap, and one for a tiny
     model, whose kernels end before a second thread has started."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Whether the backward pass computes each layer again instead of keeping its activations: less memory, more time,
-    the same result."""
+    the same result. auto does so on GPUs, if the model can."""
+    router_replay: bool = False
+    """Whether the engine records which experts of a mixture each token took, and the learner takes the same. Rounding
+    and newer weights then change how much an expert counts, and not which ones compute."""
 
     @model_validator(mode="after")
     def only_tiny_has_a_size(self) -> Self:

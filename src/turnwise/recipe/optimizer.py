@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,10 @@ class AdamwConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW and its learning rate schedule."""
+    """The optimizer and its learning rate schedule. Open it when the moments of AdamW do not fit, or to try another
+    optimizer."""
+
+    in_short_list: ClassVar[tuple[str, ...] | None] = ("learning_rate", "schedule", "warmup", "weight_decay")
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate. The default is the usual one for all weights of a large model; the recipes have 1e-5 for all
@@ -33,6 +36,9 @@ class OptimizerConfig(Section):
     """Updates over which the learning rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw keeps two float32 moments of each weight. adamw_8bit keeps those of large weights in 8 bits and needs
+    torchao. muon steps the matrices of layers along their orthogonalized momentum, and all else by adamw."""
     adamw: AdamwConfig = AdamwConfig()
     """Constants of AdamW and of gradient clipping."""
 

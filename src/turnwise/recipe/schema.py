@@ -44,9 +44,9 @@ class Recipe(Section):
     """Groups per update; 0 takes all groups of the step."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's groups."""
-    layout: Literal["tree", "packed"] = "tree"
-    """Layout of turns for the model: tree computes shared prefixes once, packed computes every turn by itself; the
-    result is equal."""
+    layout: Literal["tree", "packed", "rows"] = "tree"
+    """Layout of turns for the model: tree computes shared prefixes once, packed computes every turn by itself, rows
+    pads attempts to one width, for models with layers other than attention; the result is equal."""
     max_tokens_per_microbatch: int = Field(16384, ge=1)
     """Tokens per forward and backward pass, which bound memory and never change the result."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
@@ -121,11 +121,14 @@ class Recipe(Section):
             raise ValueError(
                 f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}"
             )
-        if self.layout == "packed" and self.max_tokens_per_microbatch < self.rollout.max_trajectory_tokens:
+        if self.layout != "tree" and self.max_tokens_per_microbatch < self.rollout.max_trajectory_tokens:
             raise ValueError(
                 f"max_tokens_per_microbatch = {self.max_tokens_per_microbatch} cannot hold a turn of "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
             )
+        if self.layout == "rows" and (self.cluster.cp > 1 or self.model.router_replay):
+            key = "cluster.cp" if self.cluster.cp > 1 else "model.router_replay"
+            raise ValueError(f'{key} is not computed with layout = "rows"; remove it, or set layout = "tree"')
         if self.weight_check.changed and self.engine_shares_weights:
             raise ValueError(
                 f"weight_check.{self.weight_check.changed[0]} is ignored with max_lag = 0, where the engine computes "
@@ -166,6 +169,11 @@ class Recipe(Section):
         if self.schedule.order == "finished" and not self.max_lag:
             raise ValueError(
                 'schedule.order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
+            )
+        if self.evaluation.greedy and overlaps:
+            raise ValueError(
+                "evaluation.greedy is ignored with schedule.overlap_evaluations = true, whose evaluations are sampled; "
+                "set one of them to false"
             )
         if overlaps and not every:
             raise ValueError(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from turnwise.engines.base import Completion
+from turnwise.engines.base import Completion, Sampling
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.rollout.calls import EnvironmentFailure, ask
+from turnwise.rollout.faults import is_heard, reply_to
 from turnwise.rollout.limits import Limits, abridged, text_bytes
 from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt
 from turnwise.rollout.scene import RunningAttempt, Scene
+from turnwise.routes import first_new
+from turnwise.tokens import Tokens
 from turnwise.types import Status, Turn
 
 log = logging.getLogger(__name__)
@@ -46,16 +51,21 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
             return Status.too_long if turns else Status.prompt_too_long
 
         # 3. Sample the action.
-        sampling = replace(scene.sampling, max_tokens=room, stop=(*scene.sampling.stop, *reply.stop))
+        sampling = replace(
+            scene.sampling,
+            max_tokens=room,
+            stop=(*scene.sampling.stop, *reply.stop),
+            routes=routes_from(scene.sampling, prompt.tokens, turns),
+        )
         seed = attempt.noise(len(turns))
         deadline.start_call()
         completion = await scene.engine.generate(prompt.tokens, sampling, session=attempt.session, seed=seed)
         action = renderer.said(prompt.tokens, completion.tokens, tools)
 
-        # 4. Step the environment. It never hears an action whose tool call cannot be read: the model hears the fault.
+        # 4. Step the environment. It never hears a tool call that cannot be made: the model hears the fault.
         started = deadline.now()
         try:
-            reply = fault_reply(action, reply) if action.fault else await ask(deadline, environment.step, action)
+            reply = await reply_to(action, reply, partial(ask, deadline, environment.step))
         except BaseException:  # a penalty for breaking the environment must reach the action that did
             turns.append(recorded(prompt, completion, action, Reply(), deadline.now() - started))
             raise
@@ -70,7 +80,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
         if text_bytes(reply.history or reply.messages, reply.tools or ()) > limits.observation_bytes:
             log.warning(TOO_LARGE, attempt.session, limits.observation_bytes)
             return Status.observation_too_large
-        if reply.history is None and renderer.history == "managed" and not action.fault:
+        if reply.history is None and renderer.history == "managed" and is_heard(action):
             raise EnvironmentFailure(NOT_MANAGED)
         messages_before, tools_before = messages, tools
         messages = (*messages, action, *reply.messages) if reply.history is None else reply.history
@@ -87,15 +97,15 @@ async def open_environment(running: RunningAttempt) -> Reply:
     return reply
 
 
-def fault_reply(action: Message, before: Reply) -> Reply:
-    """What the model hears about a tool call of its own that cannot be read."""
-    return Reply((Message("user", action.fault),), stop=before.stop)
-
-
 def shortened(reply: Reply, limits: Limits) -> Reply:
     """The reply as it is recorded: only the beginning of an observation that is too large."""
     is_large = text_bytes(reply.messages) > limits.observation_bytes
     return replace(reply, messages=abridged(reply.messages)) if is_large else reply
+
+
+def routes_from(sampling: Sampling, prompt: Tokens, turns: Sequence[Turn]) -> int | None:
+    """The first token of a prompt whose route is not known yet; None where routes are not asked for."""
+    return None if sampling.routes is None else first_new(prompt, turns[-1] if turns else None)
 
 
 def recorded(prompt: Prompt, completion: Completion, action: Message, reply: Reply, seconds: float) -> Turn:
@@ -112,4 +122,5 @@ def recorded(prompt: Prompt, completion: Completion, action: Message, reply: Rep
         timing=replace(completion.timing, environment=seconds),
         broke=prompt.broke,
         allowed=completion.allowed,
+        routes=completion.routes,
     )

@@ -47,6 +47,10 @@ class AttemptMaker:
     def scene(self) -> Scene:
         return Scene(self.engine, self.renderer, self.sampling, self.limits)
 
+    def opponent(self, engine: Engine) -> Scene:
+        """The scene of a seat that is not trained, and needs no routes."""
+        return replace(self.scene, engine=engine, sampling=replace(self.sampling, routes=None))
+
     async def group(self, task: Task, epoch: int) -> Group:
         """All attempts at a task. If it is a game of several seats, so many games."""
         make = self.game if task.dataset in self.seats else self.single
@@ -76,7 +80,7 @@ class AttemptMaker:
         which, engines = Attempt(self.seed, self.split, task, epoch, number), self.seats[task.dataset]
         maker, scenes = (
             with_open_limit(self.environments[task.dataset]),
-            [replace(self.scene, engine=e) for e in engines],
+            [self.scene if engine is self.engine else self.opponent(engine) for engine in engines],
         )
         for retry in range(self.retries + 1):
             attempts = await run_game(replace(which, retry=retry), maker, scenes)

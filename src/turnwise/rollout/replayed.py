@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from turnwise.messages import Message
-from turnwise.rollout.agent import fault_reply, open_environment, shortened
+from turnwise.rollout.agent import open_environment, shortened
 from turnwise.rollout.calls import ask
+from turnwise.rollout.faults import reply_to
 from turnwise.rollout.scene import RunningAttempt, Scene
 from turnwise.types import Status, Trajectory
 
@@ -44,11 +46,10 @@ class ReplayedAttempt:
         if not self.is_opening(self.recorded, reply.history or reply.messages):
             self.differs("the attempt opened otherwise")
         running.log.opening, running.log.tools = self.recorded.opening, self.recorded.tools
-        step, last = running.environment.step, len(self.recorded.turns)
+        step, last = partial(ask, running.deadline, running.environment.step), len(self.recorded.turns)
         for number, turn in enumerate(self.recorded.turns, 1):
             try:
-                fault = turn.said.fault  # the environment never hears an action that has one
-                reply = fault_reply(turn.said, reply) if fault else await ask(running.deadline, step, turn.said)
+                reply = await reply_to(turn.said, reply, step)
             except BaseException:  # a penalty for breaking the environment must reach the action that did
                 running.log.turns.append(replace(turn, reward=0.0, heard=()))
                 raise

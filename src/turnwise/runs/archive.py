@@ -35,6 +35,7 @@ from turnwise.runs.columns import (
     token_column,
 )
 from turnwise.runs.message_columns import message_column, messages_of, texts_if_any, tools_of_json, tools_to_json
+from turnwise.runs.route_columns import read_routes, route_columns
 from turnwise.runs.seal import BLANK, read_intact, sealed
 from turnwise.tokens import Floats, frozen_array
 from turnwise.types import Break, Group, Status, Task, Trajectory, TurnTiming, rebuild_trajectory, turns_of
@@ -331,6 +332,7 @@ def _turn_columns(attempts: Sequence[Trajectory]) -> dict[str, Any]:
         "logprobs": token_column(actions, [turn.logprobs for turn in turns], np.float32),
         "versions": token_column(actions, [turn.versions for turn in turns], np.int32),
         **allowed_columns(attempts),
+        **route_columns(attempts),
     }
 
 
@@ -367,6 +369,7 @@ def _read_attempts(column: Mapping[str, Any]) -> list[Trajectory | None]:
         column["seat"].to_pylist() if "seat" in column else [0] * num_rows,
         _openings(column),
         map(tools_of_json, texts_if_any(column, "tools", num_rows)),
+        read_routes(column, num_rows),
         strict=True,
     ):
         parts = tokens, spans[start:end], rest[start:end]

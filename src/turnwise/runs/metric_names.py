@@ -82,7 +82,7 @@ ATTEMPTS = (
     Metric(
         "turn/faults",
         "share",
-        "Turns with a tool call that could not be parsed. The agent loop answers those itself.",
+        "Turns with a tool call that cannot be read or names no offered tool. The agent loop answers those itself.",
         "near 0, or falling",
         True,
     ),
@@ -212,6 +212,19 @@ AGREEMENT = (
     ),
     Metric("gap/max", "nats", "Largest such difference.", "1e-6 to 2e-5 in float32 with the slot engine"),
     Metric("gap/k3", "nats", "k3 estimate of the divergence between engine and learner.", "near 0"),
+    Metric(
+        "routes/replayed",
+        "share",
+        "Planned tokens whose experts were those that the engine took; only with `model.router_replay`.",
+        "near 1: the last token of an attempt has none",
+    ),
+    Metric(
+        "routes/disagreed",
+        "share",
+        "Tokens for which several turns recorded experts, and not the same: the first turn's were replayed. Only with "
+        "`model.router_replay`.",
+        "near 0 at lag 0; grows with `max_lag`",
+    ),
     Metric("weight_check/tokens", "tokens", "Tokens compared after a load; 0 where the engine had no time.", "above 0"),
     Metric(
         "weight_check/gap",

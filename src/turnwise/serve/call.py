@@ -158,6 +158,7 @@ def finished(call: ServedCall, completion: Completion, renderer: Renderer) -> Tu
         timing=completion.timing,
         broke=Break.none,
         allowed=completion.allowed,
+        routes=completion.routes,
     )
 
 

@@ -15,6 +15,7 @@ from turnwise.rollout.limits import num_bytes, text_bytes
 from turnwise.rollout.render.off_loop import render_off_loop
 from turnwise.rollout.render.renderer import Prompt, frozen
 from turnwise.rollout.scene import Attempt, Scene
+from turnwise.routes import first_new
 from turnwise.serve.call import (
     ServedCall,
     answer_of,
@@ -201,7 +202,9 @@ class Session:
         limit = room if ask.max_tokens is None else min(room, ask.max_tokens)
         try:
             stop = (*self.sampling.stop, *ask.stop)
-            sampling = replace(self.sampling, max_tokens=limit, stop=stop, grammar=ask.grammar)
+            last = None if before is None else before.turn
+            routes = None if self.sampling.routes is None else first_new(prompt.tokens, last)
+            sampling = replace(self.sampling, max_tokens=limit, stop=stop, grammar=ask.grammar, routes=routes)
         except ValueError as error:
             raise unfit(str(error), "invalid_value") from None
         call = ServedCall(ask, messages, prompt, sampling, overridden(ask, sampling), self.num_calls, before, sent)

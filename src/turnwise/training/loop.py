@@ -33,6 +33,7 @@ from turnwise.engines.base import Engine
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
+from turnwise.plan.routes import route_shares, routed_by
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.stopping import RunStopped
@@ -291,6 +292,7 @@ def train_step(
         **describe(taken.kept, taken.dropped, version=version, success_at=settings.success_at),
         **sampled_gap,
         **measured,
+        **route_shares(plan.routes for batch in plans for plan in batch),
         "lag/masked_turns": float(sum(of_batch.sum() for of_batch in stale)),
         **mean_of_updates(logged),
         "tokens/planned": float(sum(plan.num_tokens for batch in plans for plan in batch)),
@@ -324,11 +326,13 @@ def unchanged(old: PerTurn) -> PerTurn:
 
 
 def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> dict[str, float]:
-    """How far the engine's logprobs are from the learner's, on turns that the weights being trained have sampled."""
+    """How far the engine's logprobs are from the learner's, on turns that the weights being trained have sampled, and
+    with their routes, if routes are replayed."""
+    is_new = [bool((turn.versions == version).all()) for turn in turns]
     fresh = [
         (turn.logprobs, rescored)
-        for turn, rescored in zip(turns, logprobs, strict=True)
-        if len(turn.action) and (turn.versions == version).all() and not np.isnan(turn.logprobs).any()
+        for turn, rescored, new, routed in zip(turns, logprobs, is_new, routed_by(turns, is_new), strict=True)
+        if len(turn.action) and new and routed and not np.isnan(turn.logprobs).any()
     ]
     if not fresh:
         return {}

@@ -13,12 +13,14 @@ from typing import Any
 
 from turnwise.atomic import write_atomically
 from turnwise.evaluation.evaluator import Evaluation, Evaluator
+from turnwise.learn.base import AnyStaged
 from turnwise.learn.policy import load_model
 from turnwise.pretrained import ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.runs import archive, evaluations, tracker
 from turnwise.runs.archive import Record
+from turnwise.runs.before_after import before_and_after
 from turnwise.runs.checkpoint import Checkpoint, checkpoint_path, prune_checkpoints, read_checkpoint, write_checkpoint
 from turnwise.runs.curve import draw_curve
 from turnwise.runs.describe import describe
@@ -28,12 +30,15 @@ from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
 from turnwise.runs.transcript import best_and_worst
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
+from turnwise.schedule.workers import Worker, in_own_thread
 from turnwise.tokens import Tokens
 from turnwise.training.loop import LoopParts, Progress, Waiting, train
 from turnwise.training.moments import Moment, StepDone, Tell, nobody
+from turnwise.training.saving import Saving
 from turnwise.training.state import State
 from turnwise.types import Group, Task
 
+MARK = "eval/greedy/marks/"
 WAITING = "waiting"
 """Folder of a checkpoint with the groups that were made and not trained on yet."""
 
@@ -47,6 +52,8 @@ class RunParts:
     """None where nothing samples, so that nothing is evaluated."""
     environments: Environments
     tokenizer: ChatTokenizer
+    save: Worker = field(default_factory=lambda: in_own_thread("checkpoint"))
+    """Stages and writes checkpoints."""
     start_metrics: Mapping[str, float] = field(default_factory=dict)
     """What the weight check has measured before the first step."""
 
@@ -70,6 +77,8 @@ class Run:
         self.tracker = tracker
         self.since = self.model_seconds()
         self.last_checkpoint = -1
+        """Step of the last checkpoint that was staged, whether or not it is written yet."""
+        self.saving = Saving(parts.save)
         self.waiting: Waiting = {}
         """By the number of their draw: groups that were made and not trained on yet."""
         self.lap_began = time.perf_counter()
@@ -82,12 +91,15 @@ class Run:
     async def to_end(self, stop: asyncio.Event) -> dict[str, Any] | None:
         """Train to the last step: the summary, or None where `stop` came first. A stop, or an error that a resume can
         go on from, leaves a checkpoint behind."""
-        if self.last_checkpoint < 0:
-            await self.before()
         try:
-            await self.train(stop)
-        except RunStopped as error:
-            raise RunStopped(f"{error} (a checkpoint is in {self.folder.checkpoints})") from None
+            if self.last_checkpoint < 0:
+                await self.before()
+            try:
+                await self.train(stop)
+            except RunStopped as error:
+                raise RunStopped(f"{error} (a checkpoint is in {self.folder.checkpoints})") from None
+        finally:
+            await self.saving.quiet()  # before whoever made the learner and locked the folder lets go of them
         return self.finish() if self.state.progress.step == self.recipe.steps else None
 
     async def before(self) -> None:
@@ -97,7 +109,8 @@ class Run:
         self.parts.environments.failures.sum_up("the first evaluation")
         self.state.before = success_of(metrics)
         self.tracker.log(0, {**self.parts.start_metrics, **metrics, **self.parts.environments.report()})
-        self.checkpoint()
+        await self.checkpoint()
+        await self.settle()  # a run that cannot write checkpoints shall say so before it trains
         self.since = self.model_seconds()
         if self.state.before:
             self.screen.say(f"before: held-out success {describe_success(self.state.before)}")
@@ -113,7 +126,8 @@ class Run:
         except LearnerLost:
             raise
         except RunStopped as error:
-            self.checkpoint()
+            await self.checkpoint()
+            await self.settle()
             if isinstance(error, NothingKept):
                 self.log_dropped(error.dropped)
             await self.tell_moments()
@@ -122,7 +136,8 @@ class Run:
             self.screen.end()
         if self.parts.evaluator is not None:
             await self.parts.evaluator.stop()
-        self.checkpoint()
+        await self.checkpoint()
+        await self.settle()
         await self.tell_moments()
 
     async def after(
@@ -153,7 +168,8 @@ class Run:
         if begins := self.recipe.schedule.overlap_evaluations and self.is_due and not last:
             self.state.evaluating = step
         if begins or last or self.state.best_step == step or step % self.recipe.checkpoints.every == 0:
-            self.checkpoint()
+            await self.checkpoint()
+        self.note(self.saving.ended())
         if begins:  # after its checkpoint, from which a resume begins it again
             await self.begin_evaluation(step)
         self.since = self.model_seconds()
@@ -165,8 +181,9 @@ class Run:
         await self.tell_moments()
 
     async def tell_moments(self) -> None:
-        """Tell what has happened since the last time: evaluations, then a checkpoint, then the step they belong to. All
-        of it is recorded by now, so that whoever hears of it can stop the run and lose nothing."""
+        """Tell what has happened since the last time: evaluations, then checkpoints that were written, then the step.
+        All of it is recorded by now. Whoever hears of it can stop the run and lose nothing: its end waits for a
+        checkpoint that is being written."""
         moments, self.untold = self.untold, []
         for moment in moments:
             await self.tell(moment)
@@ -179,7 +196,7 @@ class Run:
         self.tracker.log_unfinished(step + 1, metrics)
 
     def finish(self) -> dict[str, Any]:
-        """Write summary and curve."""
+        """Write summary and curve, and show one attempt before training beside one after."""
         metrics = tracker.read_metrics(self.folder.metrics)
         if not metrics or metrics[-1]["step"] != self.recipe.steps:
             raise ValueError(f"{self.folder.metrics} does not have the last step; restore it from a copy")
@@ -190,6 +207,7 @@ class Run:
         summary = {
             "before": self.state.before,
             "after": success_of(metrics[-1]),
+            "marks": {"before": marks_of(metrics[0]), "after": marks_of(metrics[-1])},
             "seconds": {name: round(value, 3) for name, value in stages.items()},
             "updates": self.state.progress.updates,
             "lag_max": self.state.progress.lag_max,
@@ -197,6 +215,9 @@ class Run:
         write_atomically(self.folder.summary, json.dumps(summary, indent=2) + "\n")
         draw_curve(metrics, self.folder.curve, f"{', '.join(e.label for e in self.recipe.env)}: success")
         self.tracker.log_curve(self.recipe.steps, self.folder.curve)
+        threshold = self.recipe.rollout.success_threshold
+        for shown in before_and_after(self.folder.evaluations, self.recipe.steps, threshold):
+            self.screen.say(shown)
         return summary
 
     # ------------------------------------------------------------ evaluations
@@ -245,7 +266,10 @@ class Run:
                 self.tracker.log(step, metrics)
             metrics = await self.full_evaluation()
         elif due and not self.recipe.schedule.overlap_evaluations:
-            metrics = (await self.evaluation(greedy=False, count=self.recipe.evaluation.tasks)).metrics
+            count = self.recipe.evaluation.tasks
+            metrics = (await self.evaluation(greedy=False, count=count)).metrics
+            if self.recipe.evaluation.greedy:
+                metrics |= (await self.evaluation(greedy=True, count=count)).metrics
         self.compare(metrics)
         return metrics
 
@@ -263,8 +287,7 @@ class Run:
 
     def heldout(self, count: int) -> list[Task]:
         """So many held-out tasks of each dataset."""
-        evaluation = self.recipe.evaluation
-        datasets = self.parts.environments.tasks("heldout", max(evaluation.tasks, evaluation.final_tasks))
+        datasets = self.parts.environments.tasks("heldout", self.recipe.evaluation.most_tasks)
         return [task for tasks in datasets.values() for task in tasks[:count]]
 
     def weights(self, version: int) -> Mapping[str, Any] | None:
@@ -282,27 +305,39 @@ class Run:
 
     # ------------------------------------------------------------ records
 
-    def checkpoint(self) -> None:
-        """Write the present state, once per step."""
+    async def checkpoint(self) -> None:
+        """Stage the present state, once per step, and begin to write it. The event loop goes on meanwhile, and so does
+        training once all is staged. One that is still being written is waited for."""
         step = self.state.progress.step
         if step == self.last_checkpoint:
             return
         with self.timed("record"):
-            learner, tokenizer = self.parts.loop.learner, self.parts.tokenizer
             self.state.waiting = sorted(self.waiting)
             self.state.metrics = tracker.seal(self.folder.metrics)
             groups = [Record(self.waiting[number], False) for number in self.state.waiting]
-
-            def write(path: Path) -> None:
-                learner.save(path, tokenizer)
-                archive.write_step(path / WAITING, step, groups)
-
-            state = self.state.to_json()
-            path = write_checkpoint(self.folder.checkpoints, step, state, write)
-            self.untold.append(Checkpoint(path, step, state))
             stay = self.state.best_step, self.state.evaluating
-            prune_checkpoints(self.folder.checkpoints, self.recipe.checkpoints.keep, *stay)
+            state = self.state.to_json()
+
+            def write(staged: AnyStaged) -> Checkpoint:
+                def write_parts(path: Path) -> None:
+                    staged.write(path)
+                    archive.write_step(path / WAITING, step, groups)
+
+                path = write_checkpoint(self.folder.checkpoints, step, state, write_parts)
+                prune_checkpoints(self.folder.checkpoints, self.recipe.checkpoints.keep, *stay)
+                return Checkpoint(path, step, state)
+
+            self.note(await self.saving.save(self.parts.loop.learner, self.parts.tokenizer, write))
         self.last_checkpoint = step
+
+    async def settle(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        with self.timed("record"):
+            self.note(await self.saving.settled())
+
+    def note(self, written: Checkpoint | None) -> None:
+        if written is not None:
+            self.untold.append(written)
 
     def decode(self, tokens: Tokens) -> str:
         """The text of tokens, control tokens included."""
@@ -327,6 +362,11 @@ class Run:
 def success_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """Held-out success by how it was sampled; empty where nothing was evaluated."""
     return {kind: metrics[name] for kind in ("sampled", "greedy") if (name := f"eval/{kind}/success") in metrics}
+
+
+def marks_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What the environment's marks say of greedy held-out attempts: how they are made, beside whether they succeed."""
+    return {name.removeprefix(MARK): value for name, value in metrics.items() if name.startswith(MARK)}
 
 
 def describe_success(success: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.engines.base import Completion, EngineFailure, OnTokens, Sampling, checked_prompt, nothing
+from turnwise.engines.base import NO_ROUTES, Completion, EngineFailure, OnTokens, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guide
 from turnwise.engines.slots.model import Finished, SlotModel
@@ -61,6 +61,8 @@ class SlotEngine:
         tokens = checked_prompt(prompt, seed, context=self.context, vocabulary=self.model.vocabulary)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
+        if sampling.routes is not None and self.model.routers is None:
+            raise ValueError(NO_ROUTES)
         guide = None if sampling.grammar is None else await self.guide(sampling.grammar)
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")

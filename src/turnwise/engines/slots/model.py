@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,11 @@ from turnwise.engines.slots.request import Request
 from turnwise.engines.slots.sample import draw
 from turnwise.engines.slots.scheduler import Scheduler
 from turnwise.engines.slots.slot_state import SlotIds
+from turnwise.learn.casting import Casting
+from turnwise.learn.router_checks import known_routers
+from turnwise.learn.routers import ARGUMENT, RecordedRoutes
 from turnwise.pretrained import CausalLM
+from turnwise.routes import Routes
 from turnwise.types import StopReason
 
 Finished = tuple[Request, Completion | EngineFailure | ValueError]
@@ -49,9 +55,10 @@ class SlotModel:
         pass_tokens: int = 2048,
         keep_cache: bool = False,
         guidance: Guidance | None = None,
+        record_routes: bool = False,
     ) -> None:
         """`cache` in MiB, 0 for as much as `cache_tokens` says; `keep_cache` reuses prefixes that older weights
-        computed; without `guidance` calls may have no grammar."""
+        computed; without `guidance` calls may have no grammar; with `record_routes` they may ask for routes."""
         if pass_tokens <= slots:
             raise ValueError(
                 f"engine.memory.max_num_batched_tokens = {pass_tokens} must be more than engine.max_num_seqs = {slots}"
@@ -66,18 +73,21 @@ class SlotModel:
         self.guidance = guidance
         self.end_tokens = np.array(sorted(set(end_tokens)), np.int64)
         self.device = next(model.parameters()).device.type
-        with torch.inference_mode(), self.autocast():
+        self.casting = Casting(model, dtype)
+        with torch.inference_mode(), self.computing():
             self.layout = read_kv_layout(model, dtype, self.device)
             check_window(self.layout.window, context)
             # In bfloat16 the module decides what is computed in which dtype.
             self.fused = try_fuse(model, context) if dtype == torch.float32 else None
             self.head = head_of(model, dtype)
+        self.routers = known_routers(model) if record_routes else None
         self.scheduler = Scheduler(
             self.layout,
             num_slots=slots,
             context=context,
             capacity=cache_tokens(cache, context, self.layout.token_bytes),
             pass_tokens=pass_tokens,
+            route_rows=None if self.routers is None else self.routers.empty,
         )
         self.model_seconds = 0.0
         self.sampled_tokens = 0
@@ -140,31 +150,57 @@ class SlotModel:
         positions[batch.slot_index] = last
         attend = PassAttention(self.layout, batch, self.scheduler.rows, state.length - 1 - state.row_start)
         before = time.perf_counter()
+        recorded = None if self.routers is None else RecordedRoutes()
         hidden = self.compute(
-            torch.from_numpy(tokens).to(self.device), torch.from_numpy(positions).to(self.device), attend
+            torch.from_numpy(tokens).to(self.device), torch.from_numpy(positions).to(self.device), attend, recorded
         )
+        if recorded is not None and self.routers is not None:
+            self.keep_routes(batch, recorded.array(self.routers.num_experts))
         if batch.prefills:
             hidden = hidden[torch.from_numpy(batch.slot_index).to(self.device)]
         self.model_seconds += time.perf_counter() - before
         return hidden
 
-    def compute(self, tokens: torch.Tensor, positions: torch.Tensor, attend: PassAttention) -> torch.Tensor:
+    def keep_routes(self, batch: Pass, routes: Routes) -> None:
+        """Keep the routes of a pass where its keys and values are."""
+        state = self.scheduler.state
+        for prefill in batch.prefills:
+            assert prefill.node.routes is not None
+            prefill.node.routes[prefill.in_node] = routes[prefill.in_pass]
+        if state.routes is not None:
+            state.routes[batch.slots, state.length[batch.slots] - 1] = routes[batch.slot_index]
+
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attend: PassAttention,
+        recorded: RecordedRoutes | None = None,
+    ) -> torch.Tensor:
         """The last hidden states of tokens at positions."""
         if self.fused is not None:
             return self.fused(tokens, positions, attend)
-        states = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False, "attend": attend}
-        with self.autocast():
+        states: dict[str, Any] = {
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+            "attend": attend,
+        }
+        if recorded is not None:
+            states[ARGUMENT] = recorded
+        with self.computing():
             return self.model.base_model(**states).last_hidden_state[0]  # type: ignore[no-any-return]
 
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32)
+    def computing(self) -> AbstractContextManager[None]:
+        """Layers compute as those of a learner do."""
+        return nullcontext() if self.dtype == torch.float32 else self.casting.on()
 
     # ------------------------------------------------------------ sampling
 
     def sample(self, slots: SlotIds, hidden: torch.Tensor) -> list[Finished]:
         """Draw a token for each slot; finished requests are returned."""
         before, state = time.perf_counter(), self.scheduler.state
-        with self.autocast():
+        with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
             logits = self.head(hidden)
         guided = GuidedRows.of(self.guidance, state.is_guided[slots], slots, self.scheduler.running)
         if guided is not None:

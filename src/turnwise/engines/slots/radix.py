@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from turnwise.engines.slots.kv_layout import KVLayout, KVStates, copy_into, token_range
+from turnwise.routes import Routes
 from turnwise.tokens import Tokens, common_prefix
+
+RouteRows = Callable[[int], Routes]
+"""Empty routes for so many tokens."""
 
 
 class PrefixNode:
-    """A run of tokens that follows its parent's. `states` holds keys and values of its first `num_cached_tokens`."""
+    """A run of tokens that follows its parent's. `states` holds keys and values of its first `num_cached_tokens`, and
+    `routes` their experts."""
 
     __slots__ = (
         "children",
@@ -20,6 +25,7 @@ class PrefixNode:
         "num_cached_tokens",
         "parent",
         "pins",
+        "routes",
         "start",
         "states",
         "tokens",
@@ -32,6 +38,7 @@ class PrefixNode:
         self.start = start
         self.children: dict[int, PrefixNode] = {}
         self.states: KVStates | None = None
+        self.routes: Routes | None = None  # of the same tokens as the states, where the engine records them
         self.num_cached_tokens = 0
         self.pins = 0  # running requests that read it: it must not be evicted
         self.users = 0  # running and waiting requests that read it
@@ -71,9 +78,10 @@ class Radix:
     Where memory is needed, nodes that no request reads are evicted, the least recently used first.
     """
 
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
+    def __init__(self, layout: KVLayout, capacity: int, route_rows: RouteRows | None = None) -> None:
         self.layout = layout
         self.capacity = capacity
+        self.route_rows = route_rows
         self.num_allocated = 0
         self.clock = 0
         self.root = PrefixNode(np.zeros(0, np.int32), None, 0)
@@ -106,6 +114,8 @@ class Radix:
             copy_into(upper.states, token_range(node.states, 0, count))
             copy_into(lower, token_range(node.states, count, len(node.tokens)))
             node.states = lower
+            if node.routes is not None:
+                upper.routes, node.routes = node.routes[:count].copy(), node.routes[count:].copy()
         upper.children[int(node.tokens[count])] = node
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
@@ -164,6 +174,8 @@ class Radix:
         """Give a node memory for its keys and values; `make_room` must have found it before."""
         if node.states is None:
             node.states = self.layout.empty(len(node.tokens))
+            if self.route_rows is not None:
+                node.routes = self.route_rows(len(node.tokens))
             self.num_allocated += len(node.tokens)
 
     def allocate_path(self, node: PrefixNode) -> None:
@@ -174,7 +186,7 @@ class Radix:
         """Drop a node's keys and values."""
         if node.states is not None:
             self.num_allocated -= len(node.tokens)
-            node.states, node.num_cached_tokens = None, 0
+            node.states, node.routes, node.num_cached_tokens = None, None, 0
 
     def make_room(self, count: int) -> bool:
         """Whether so many more tokens fit, after evicting as many nodes as that needs: the least recently used first,

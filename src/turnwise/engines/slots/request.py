@@ -12,6 +12,7 @@ from turnwise.engines.base import Completion, OnTokens, Sampling
 from turnwise.engines.guidance import Guide
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
+from turnwise.routes import Routes
 from turnwise.tokens import Floats, Tokens
 from turnwise.types import StopReason, TurnTiming
 
@@ -32,6 +33,8 @@ class Request:
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
+    routes: Routes | None = None
+    """Of the tokens from `Sampling.routes` on, once it has lost its slot."""
     node: PrefixNode = NO_NODE
     """The last node of the prefix tree that the request reads; the tokens after it are in the request's row."""
     slot: int = NO_SLOT
@@ -63,4 +66,4 @@ class Request:
             array.flags.writeable = False
         timing = TurnTiming(admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at)
         allowed = None if self.guide is None else self.guide.allowed
-        return Completion(self.tokens, self.logprobs, self.versions, stop, timing, allowed, self.cached)
+        return Completion(self.tokens, self.logprobs, self.versions, stop, timing, allowed, self.cached, self.routes)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 from turnwise.engines.slots.kv_layout import KVLayout, copy_into
 from turnwise.engines.slots.passes import Pass, lay_out
-from turnwise.engines.slots.radix import PrefixNode, Radix
+from turnwise.engines.slots.radix import PrefixNode, Radix, RouteRows
 from turnwise.engines.slots.request import NO_SLOT, Request
 from turnwise.engines.slots.row_cache import RowCache
 from turnwise.engines.slots.slot_state import SlotState
@@ -27,14 +28,23 @@ WORTH_SHARING = 32
 class Scheduler:
     """Waiting and running requests, and the memory of their keys and values."""
 
-    def __init__(self, layout: KVLayout, *, num_slots: int, context: int, capacity: int, pass_tokens: int) -> None:
-        """`capacity` in tokens, of prefixes and rows together."""
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_slots: int,
+        context: int,
+        capacity: int,
+        pass_tokens: int,
+        route_rows: RouteRows | None = None,
+    ) -> None:
+        """`capacity` in tokens, of prefixes and rows together; with `route_rows` the routes of all tokens are kept."""
         self.layout = layout
         self.context = context
         self.pass_tokens = pass_tokens
-        self.radix = Radix(layout, capacity)
+        self.radix = Radix(layout, capacity, route_rows)
         self.rows = RowCache(layout, context)
-        self.state = SlotState(num_slots, context, layout.device)
+        self.state = SlotState(num_slots, context, layout.device, route_rows)
         self.free_slots = list(range(num_slots))
         self.submitted: list[Request] = []
         """Requests that the tree of prefixes has not been asked for yet."""
@@ -78,7 +88,7 @@ class Scheduler:
         self.running, self.waiting, self.submitted = {}, [], []
         self.free_slots = list(range(self.state.num_slots))
         self.rows = RowCache(self.layout, self.context)
-        self.radix = Radix(self.layout, self.radix.capacity)
+        self.radix = Radix(self.layout, self.radix.capacity, self.radix.route_rows)
         return dropped
 
     def is_running(self, request: Request) -> bool:
@@ -148,6 +158,7 @@ class Scheduler:
         slot = request.slot
         self.state.read(slot, request)
         if slot in self.rows.location:
+            self.read_routes(request)
             self.radix.num_allocated -= self.rows.row_size(slot)
             self.rows.release(slot)
         else:
@@ -157,6 +168,16 @@ class Scheduler:
         del self.running[slot]
         self.free_slots.append(slot)
         request.slot = NO_SLOT
+
+    def read_routes(self, request: Request) -> None:
+        """Give a request the routes of its tokens from where it asked for them, but for the last, which was not
+        computed."""
+        if request.sampling.routes is None or self.state.routes is None:
+            return
+        slot, start = request.slot, int(self.state.row_start[request.slot])
+        parts = [node.routes for node in request.node.path() if node.routes is not None][::-1]
+        parts.append(self.state.routes[slot, start : max(start, int(self.state.length[slot]) - 1)])
+        request.routes = np.concatenate(parts)[request.sampling.routes :]
 
     def preempt(self, request: Request) -> None:
         """Send a request back to the front of the queue, to be computed again when there is memory."""
@@ -202,6 +223,9 @@ class Scheduler:
             shared, copied, size = request.node, [], smallest
         self.radix.num_allocated += size - smallest
         self.rows.allocate(slot, length - shared.end, [node.allocated for node in copied])
+        for node in copied:
+            if node.routes is not None and self.state.routes is not None:
+                self.state.routes[slot, node.start : node.end] = node.routes
         self.radix.unpin(request.node, above=shared)
         self.radix.remove_user(request.node, above=shared)
         request.node = shared
@@ -223,6 +247,8 @@ class Scheduler:
                     break
                 self.radix.allocate(node)
             copy_into(node.allocated, self.rows.states(slot, node.start - start, node.end - start))
+            if node.routes is not None and self.state.routes is not None:
+                node.routes[:] = self.state.routes[slot, node.start : node.end]
             node.num_cached_tokens = len(node.tokens)
         self.radix.unpin(last)
         for node in list(last.path(above)):

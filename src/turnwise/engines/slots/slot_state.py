@@ -7,8 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.engines.base import SampledPart
+from turnwise.engines.slots.radix import RouteRows
 from turnwise.engines.slots.request import Request
 from turnwise.engines.slots.sample import BatchSampling
+from turnwise.routes import Routes
 from turnwise.seeds import uniforms
 
 SlotIds = NDArray[np.int64]
@@ -17,7 +19,7 @@ SlotIds = NDArray[np.int64]
 class SlotState:
     """Tokens, logprobs, versions, limits and sampling settings by slot."""
 
-    def __init__(self, num_slots: int, context: int, device: str) -> None:
+    def __init__(self, num_slots: int, context: int, device: str, route_rows: RouteRows | None = None) -> None:
         self.context = context
         self.device = device
         self.tokens = np.zeros((num_slots, context), np.int32)
@@ -33,6 +35,11 @@ class SlotState:
         self.top_k = np.zeros(num_slots, np.int64)
         self.has_stops = np.zeros(num_slots, bool)
         self.is_guided = np.zeros(num_slots, bool)
+        self.routes: Routes | None = None
+        """[slots, context, layers, k] of the tokens in the slot's row; None where nobody records them."""
+        if route_rows is not None:
+            rows = route_rows(num_slots * context)
+            self.routes = rows.reshape(num_slots, context, *rows.shape[1:])
 
     @property
     def num_slots(self) -> int:

@@ -13,17 +13,19 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from turnwise.engines.base import BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
+from turnwise.engines.base import NO_ROUTES, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guidance
 from turnwise.engines.vllm.guided import structured_outputs, with_allowed
+from turnwise.engines.vllm.server import ROUTES_OPTION
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
+from turnwise.routes import Routes, frozen_routes
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
 from turnwise.weights.vllm_transfer import WeightTransfer
@@ -72,10 +74,12 @@ class VllmEngine:
         keep_cache: bool = False,
         first_weights: Mapping[str, Any] | None = None,
         guidance: Guidance | None = None,
+        route_layers: Sequence[int] | None = None,
     ) -> None:
         """`tensors` are the names that every load must have; `first_weights` are those of `version`, where the service
         starts with others; `keep_cache` reuses prefixes that older weights computed; `guidance` reads grammars as vLLM
-        does, and without it calls may have none."""
+        does, and without it calls may have none; `route_layers` are the layers that have a router, without which calls
+        may not ask for routes."""
         self.service = service
         self.transfer = transfer
         self.context = context
@@ -84,6 +88,7 @@ class VllmEngine:
         self.keep_cache = keep_cache
         self.first_weights = first_weights
         self.guidance = guidance
+        self.route_layers = None if route_layers is None else list(route_layers)
         self.end_tokens = sorted(set(end_tokens))
         self.tensors = frozenset(tensors)
         self.free_slots = slots
@@ -112,6 +117,8 @@ class VllmEngine:
             raise EngineFailure("the engine was closed")
         if sampling.grammar is not None:
             await self.check_grammar(sampling.grammar)
+        if sampling.routes is not None and self.route_layers is None:
+            raise ValueError(NO_ROUTES)
         if sampling.max_tokens == 0:
             return nothing(StopReason.length)
         submitted_at = time.perf_counter()
@@ -128,6 +135,9 @@ class VllmEngine:
         finally:
             self.calls.remove(call)
         completion = completion_of(answer, sampling)
+        if sampling.routes is not None and answer is not None and self.route_layers is not None:
+            routes = routes_of(answer, self.route_layers, len(tokens) + len(answer.tokens) - 1 - sampling.routes)
+            completion = replace(completion, routes=routes)
         if sampling.grammar is not None and self.guidance is not None:
             completion = await asyncio.to_thread(with_allowed, completion, self.guidance, sampling.grammar)
         return replace(completion, timing=replace(completion.timing, queued=completion.timing.queued + queued))
@@ -294,21 +304,26 @@ class VllmEngine:
 def sampling_params(sampling: Sampling, engine: VllmEngine, prompt_tokens: int, seed: int) -> dict[str, Any]:
     """vLLM's SamplingParams. Only our end tokens end an action, and text is decoded only to look for stop strings."""
     guided = {} if sampling.grammar is None else {"structured_outputs": structured_outputs(sampling.grammar)}
-    return guided | {
-        "max_tokens": min(sampling.max_tokens, engine.context - prompt_tokens),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": signed(seed),
-        "logprobs": 0,
-        "stop": list(sampling.stop),
-        "stop_token_ids": engine.end_tokens,
-        "ignore_eos": True,
-        "detokenize": bool(sampling.stop),
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-    }
+    routed = {} if sampling.routes is None else {"routed_experts_prompt_start": sampling.routes}
+    return (
+        guided
+        | routed
+        | {
+            "max_tokens": min(sampling.max_tokens, engine.context - prompt_tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": signed(seed),
+            "logprobs": 0,
+            "stop": list(sampling.stop),
+            "stop_token_ids": engine.end_tokens,
+            "ignore_eos": True,
+            "detokenize": bool(sampling.stop),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+    )
 
 
 def signed(seed: int) -> int:
@@ -343,6 +358,20 @@ def versions_of(answer: VllmAnswer, num_tokens: int) -> Tokens:
     if (versions < 0).any():
         raise EngineFailure("vLLM did not say which weights sampled a token; use version 0.32")
     return versions
+
+
+def routes_of(answer: VllmAnswer, layers: Sequence[int], count: int) -> Routes | None:
+    """The routes of an answer, of `count` tokens, in the layers that have a router: vLLM has zeros for the others. None
+    where nothing was sampled, because the call was aborted."""
+    if not answer.tokens:
+        return None
+    routes = answer.routes
+    if routes is None and count == 0:
+        return None  # vLLM leaves out what is empty
+    if routes is None or routes.ndim != 3 or len(routes) != count or routes.shape[1] <= max(layers):
+        given = "none" if routes is None else f"an array {list(routes.shape)}"
+        raise EngineFailure(f"vLLM gave {given} as the routes of {count} tokens; start it with {ROUTES_OPTION}")
+    return frozen_routes(routes[:, layers])
 
 
 def stop_reason(answer: VllmAnswer) -> StopReason:

@@ -49,6 +49,8 @@ class LocalSettings:
     """Whether the model is neither compiled nor captured as graphs."""
     tensor_parallel: int = 1
     transfer: str = "file"
+    routes: bool = False
+    """Whether calls ask for routes."""
 
 
 class LocalVllm:
@@ -125,6 +127,7 @@ class LocalVllm:
             finish=output.finish_reason,
             stop=output.stop_reason,
             timing=timing_of(last.metrics),
+            routes=output.routed_experts,
         )
 
     async def abort(self, name: str) -> None:
@@ -182,6 +185,8 @@ def engine_arguments(settings: LocalSettings, context: int) -> dict[str, Any]:
     }
     cache = settings.cache or (DEFAULT_CACHE if settings.device == "cpu" else 0)
     arguments |= {"kv_cache_memory_bytes": cache * MIB} if cache else {"gpu_memory_utilization": settings.memory}
+    if settings.routes:
+        arguments["enable_return_routed_experts"] = True
     if settings.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = "uni"
     if settings.device == "cpu":
@@ -201,6 +206,8 @@ def vllm_variables(settings: LocalSettings) -> dict[str, str]:
     }
     if settings.transfer == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a handle to memory of a GPU travels as a pickle
+    if settings.routes:
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that gives routes
     if settings.device == "cpu":
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner computes on the same cores
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process and not two; AsyncLLM has at least that

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.engines.vllm.guided import config_problem
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
@@ -15,6 +20,7 @@ CALL_PREFIX = "generate-tokens-"
 """vLLM puts this before the name of a call."""
 LOAD_SECONDS = 1800.0
 LOGPROBS = "processed_logprobs"
+ROUTES_OPTION = "--enable-return-routed-experts"
 
 
 class VllmServer:
@@ -24,8 +30,10 @@ class VllmServer:
         VllmServer("http://localhost:8000")
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, routes: bool = False) -> None:
+        """`routes`: whether calls ask for routes."""
         self.url = url.rstrip("/")
+        self.routes = routes
         self.session: Any = None
         self.guidance_problem = ""
 
@@ -53,6 +61,10 @@ class VllmServer:
                 f"{self.url} serves {info['max_model_len']} tokens, and {context} are needed; start it with "
                 f"--max-model-len {context}"
             )
+        if self.routes and not (config.get("aux_output_config") or {}).get("enable_return_routed_experts"):
+            raise ValueError(
+                f"{self.url} gives no routes; start it with {ROUTES_OPTION}, or without model.router_replay"
+            )
         await self.post("inference/v1/abort_requests", {"request_ids": []})  # fails where the routes for tokens are off
 
     async def generate(self, call: VllmCall) -> VllmAnswer:
@@ -72,6 +84,7 @@ class VllmServer:
             finish=choice["finish_reason"],
             stop=choice["stop_reason"],
             timing=TurnTiming(decode=time.perf_counter() - started),
+            routes=array_of(choice.get("routed_experts")),
         )
 
     async def abort(self, name: str) -> None:
@@ -139,3 +152,11 @@ class VllmServer:
         if response.status != 200:
             raise RuntimeError(f"{self.url}/{route} answered {response.status}: {(await response.text())[:300]}")
         return await response.json() if response.content_type == "application/json" else None
+
+
+def array_of(text: str | None) -> NDArray[Any] | None:
+    """The array of an answer: an npy file in base64."""
+    if text is None:
+        return None
+    array: NDArray[Any] = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    return array

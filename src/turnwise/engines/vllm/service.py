@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from turnwise.types import TurnTiming
 from turnwise.weights.vllm_transfer import TransferControl
 
@@ -49,6 +51,8 @@ class VllmAnswer:
     stop: int | str | None
     """The token or the string that ended it."""
     timing: TurnTiming = TurnTiming()
+    routes: NDArray[Any] | None = None
+    """[n, layers, k] of all tokens but the last, from the one on that the call named; None where vLLM gave none."""
 
 
 class VllmService(TransferControl, Protocol):

@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -73,12 +74,16 @@ def tensors_in(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def pack_again(model: torch.nn.Module) -> None:
-    """Pack the weights of linear layers again for the CPU's kernels.
+    """Pack the weights of linear layers and experts again for the CPU's kernels.
 
     On a CPU `cpu_linear` holds a packed copy. A layer that is loaded packs its weight again; a head that is tied to the
-    embedding is never loaded, and would sample with the weights of the start for ever.
+    embedding is never loaded, and would sample with the weights of the start for ever. Experts of a mixture are packed
+    when their kernel is made, and not when they are loaded again: the kernel would read plain weights as packed ones.
     """
     for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if isinstance(experts := getattr(kernel, "fused_experts", None), CPUUnquantizedExperts):
+            experts.process_weights_after_loading(module)
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)

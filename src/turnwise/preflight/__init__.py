@@ -1,0 +1,1 @@
+"""Before a run: what it needs, found by running its learner on tensors without numbers."""
