@@ -1,8 +1,9 @@
-"""A server of the OpenEnv library with a small environment: python openenv_server.py PORT SESSIONS KIND."""
+"""A server of the OpenEnv library with a small environment: python openenv_server.py SESSIONS KIND. It prints its port."""
 
 from __future__ import annotations
 
 import random
+import socket
 import sys
 from typing import Literal
 
@@ -76,7 +77,9 @@ class Echo(Secret):
 
 
 if __name__ == "__main__":
-    port, sessions, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    sessions, kind = int(sys.argv[1]), sys.argv[2]
     environment, action = {"secret": (Secret, Say), "board": (Board, Place), "echo": (Echo, Shout)}[kind]
     app = create_fastapi_app(environment, action, Seen, max_concurrent_envs=sessions)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])

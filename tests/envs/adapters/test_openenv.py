@@ -2,8 +2,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,21 @@ from turnwise.messages import Message, ToolCall
 SERVER = Path(__file__).parent / "openenv_server.py"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def serving(*kinds):
     """Names of environments on servers of the library, one for each (sessions, kind)."""
-    ports = [free_port() for _ in kinds]
     servers = [
-        subprocess.Popen([sys.executable, str(SERVER), str(port), str(sessions), kind])
-        for port, (sessions, kind) in zip(ports, kinds, strict=True)
+        subprocess.Popen([sys.executable, str(SERVER), str(sessions), kind], stdout=subprocess.PIPE, text=True)
+        for sessions, kind in kinds
     ]
     try:
-        for port, server in zip(ports, servers, strict=True):
-            while True:
-                assert server.poll() is None, "the server did not start"
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                    break
-                time.sleep(0.05)
+        ports = [server.stdout.readline().strip() for server in servers]
+        assert all(ports), "a server did not start"
         yield [f"openenv:http://127.0.0.1:{port}" for port in ports]
     finally:
         for server in servers:
             server.kill()
-            server.wait()
+            server.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +115,12 @@ def test_an_environment_that_fails_fails_the_attempt(servers):
 
 
 def test_an_address_without_a_server_fails_the_attempt():
-    name = f"openenv:http://127.0.0.1:{free_port()}"
-    (task,) = tasks_for(name)
-    with pytest.raises(OSError):
-        run(played(name, task, ["a"]))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        name = f"openenv:http://127.0.0.1:{closed.getsockname()[1]}"
+        (task,) = tasks_for(name)
+        with pytest.raises(OSError):
+            run(played(name, task, ["a"]))
 
 
 def test_an_address_that_is_none():
