@@ -188,3 +188,33 @@ def test_importing_the_package_is_light():
     loaded, done = heavy_after("import turnwise; dir(turnwise)")
     assert done.returncode == 0
     assert loaded == []
+
+
+SLOW = ("torch.nn.attention.varlen", "torch._dynamo", "torch._inductor", "torchao", "peft", "ray", "vllm", "mlflow")
+"""What takes seconds to import and most runs do not need."""
+
+
+def imported_at_once(text):
+    """What a source text imports when it is imported itself."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_what_takes_seconds_to_import_is_imported_where_it_is_needed():
+    found = [
+        f"{module} -> {name}"
+        for module, path in modules()
+        for name in imported_at_once(path.read_text())
+        if any(f"{name}.".startswith(f"{slow}.") for slow in SLOW) and not module.startswith("engines.vllm.worker")
+    ]
+    assert found == []
+
+
+def test_a_slow_import_is_seen():
+    assert list(imported_at_once("import ray.util\ndef f():\n    import vllm\nfrom peft import x")) == [
+        "ray.util",
+        "peft",
+    ]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from turnwise.plan.blocks import Blocks
 
@@ -31,6 +30,8 @@ class VarlenAttention:
     takes_any_width = True
 
     def __init__(self, blocks: Blocks, device: str, otherwise: Callable[[], Callable[..., Tensor]]) -> None:
+        from torch.nn.attention.varlen import varlen_attn  # late: it takes seconds to import
+
         assert not blocks.rectangles
         lengths = np.concatenate([np.full(square.count, square.length) for square in blocks.squares])
         edges = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)

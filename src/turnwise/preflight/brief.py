@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from turnwise.preflight.card import GB, Card, known_card
-from turnwise.preflight.fit import fit
-from turnwise.preflight.flight import device_for
-from turnwise.preflight.formula import in_words
 from turnwise.preflight.model_config import config_of
-from turnwise.preflight.rehearsal import Rehearsal, rehearse
 from turnwise.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from turnwise.preflight.card import Card
+    from turnwise.preflight.rehearsal import Rehearsal
 
 SMALL = 20e6
 """Parameters of a model of which no machine runs out of memory."""
@@ -32,12 +30,19 @@ def brief(recipe: Recipe) -> Iterator[str]:
         if len(set(getattr(text, "layer_types", None) or [0])) > 1:
             yield f"memory: not predicted here, because the layers of this model differ; {command}"
             return
+        from turnwise.preflight.flight import device_for  # late: these take seconds to import
+        from turnwise.preflight.rehearsal import rehearse
+
         device = device_for(recipe)
         one, two = (rehearse(recipe, named.config, device, depth, brief=True) for depth in DEPTHS)
         found = deeper(one, two, text.num_hidden_layers)
     except Exception as error:  # a prediction that fails must not stop the run that it is about
         yield f"memory: not predicted ({str(error).splitlines()[0][:120]}); {command}"
         return
+    from turnwise.preflight.card import GB
+    from turnwise.preflight.fit import fit
+    from turnwise.preflight.formula import in_words
+
     where = f"{found.ranks} ranks, each" if found.ranks > 1 else "the learner"
     size, peak = in_words(found.num_parameters), found.peak / GB
     yield f"{size} parameters; {where} {peak:.1f} GB at its peak, predicted; {command}"
@@ -47,6 +52,10 @@ def brief(recipe: Recipe) -> Iterator[str]:
 
 def card_here(device: str) -> Card | None:
     """The first GPU of this machine, where the learner would be on one."""
+    import torch
+
+    from turnwise.preflight.card import Card, known_card
+
     if device != "cuda" or not torch.cuda.is_available():
         return None
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
