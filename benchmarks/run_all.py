@@ -33,6 +33,7 @@ BENCHMARKS = {
     "curves": [],
     "faults": [],
     "soak": [],
+    "stalls": [],
     "why": [],
     "learned": [],
 }

@@ -25,7 +25,7 @@ def slow_recipe(folder, out, *overrides):
 def durations(seed):
     """Workers whose calls take times of their own: tenths of a second for steps of the engine, seconds for the
     learner's."""
-    scale = {"engine": 0.3, "learner": 8.0, "checkpoint": 2.0}
+    scale = {"engine": 0.3, "learner": 8.0, "checkpoint": 2.0, "record": 0.2}
 
     def worker(name):
         random = Random(f"{seed} {name}")

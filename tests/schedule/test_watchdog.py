@@ -22,10 +22,10 @@ from turnwise.schedule.watchdog import Watchdog
 from turnwise.testing.micro import MICRO
 from turnwise.types import Status
 
-PATIENCE = 100.0
+PATIENCE = 300.0
 DONE = Reply(finished=True, outcome=1.0)
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 
 def watched(work, blocked_seconds=0.3):

@@ -18,7 +18,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from turnwise.rollout.leaving import end_all
-from turnwise.schedule.watchdog import GRACE, RunLoop
+from turnwise.schedule.run_loop import RunLoop
+from turnwise.schedule.watchdog import GRACE
 
 Result = TypeVar("Result")
 

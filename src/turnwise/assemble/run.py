@@ -234,6 +234,7 @@ async def run_parts(
     model, tokenizer = source.model, source.tokenizer
     renderer = renderer_of(recipe, model, tokenizer)
     plain = without_adapters(recipe, model)
+    record = workers("record")
     async with AsyncExitStack() as stack:
         site = stack.enter_context(placed(recipe))
         learner = stack.enter_context(closing(open_learner(recipe, source, beginning, site)))
@@ -254,6 +255,7 @@ async def run_parts(
             success_at=recipe.rollout.success_threshold,
             decode=renderer.decode,
             stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
+            record=record,
         )
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:
@@ -275,6 +277,7 @@ async def run_parts(
             environments=environments,
             tokenizer=tokenizer,
             save=workers("checkpoint"),
+            record=record,
             start_metrics=await metrics_at_start(weight_check, step),
         )
 

@@ -15,6 +15,7 @@ from turnwise.evaluation.result import Result, evaluate
 from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.shared_failure import SharedFailureCheck
+from turnwise.schedule.workers import Worker, inline
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -61,15 +62,17 @@ class Evaluator:
         success_at: float,
         decode: Callable[[Sequence[int]], str],
         stops_when_hopeless: bool = True,
+        record: Worker = inline,
     ) -> None:
-        """`attempts` makes them, greedily or sampled. Where failures are paid, they are the policy's own doing, and an
-        evaluation in which all attempts fail alike must not stop the run."""
+        """`attempts` makes them, greedily or sampled, and `record` has them written. Where failures are paid, they are
+        the policy's own doing, and an evaluation in which all attempts fail alike must not stop the run."""
         self.engine = engine
         self.attempts = attempts
         self.folder = folder
         self.success_at = success_at
         self.decode = decode
         self.stops_when_hopeless = stops_when_hopeless
+        self.record = record
         self.under_way: asyncio.Task[Evaluation] | None = None
 
     async def evaluate(
@@ -92,7 +95,9 @@ class Evaluator:
         # A run that resumes here has not made this evaluation: training must not profit from prefixes it computed.
         await self.engine.forget()
         kind = "greedy" if greedy else "sampled"
-        path = write_evaluation(self.folder, version, kind, result.groups, self.success_at, self.decode)
+        path = await self.record(
+            write_evaluation, self.folder, version, kind, result.groups, self.success_at, self.decode
+        )
         return Evaluation(version, kind, result, time.perf_counter() - began, path)
 
     def watched(self, tasks: Sequence[Task], attempts: AttemptMaker, seen: Seen) -> Seen:

@@ -273,6 +273,12 @@ COST = (
     Metric("speed/tokens_per_second", "tokens/s", "tokens/sampled over seconds/step.", "steady"),
     Metric("seconds/step", "s", "The whole step: waiting, training, loading.", "steady"),
     Metric("seconds/wait_for_groups", "s", "Waiting for groups.", "small with `max_lag` above 0"),
+    Metric(
+        "loop/longest_stall",
+        "s",
+        "The longest time in which the event loop turned to nobody. Deadlines do not run meanwhile.",
+        "below 0.1 with `max_lag` above 0; without, the loop waits for each step",
+    ),
     Metric("seconds/train", "s", "Planning, scoring, credit and updates.", "-"),
     Metric("seconds/plan_and_credit", "s", "Planning and credit alone.", "a small part of seconds/train"),
     Metric("seconds/load", "s", "Loading weights into the engine, and their check.", "a small part of seconds/step"),

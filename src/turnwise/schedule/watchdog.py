@@ -8,7 +8,6 @@ import logging
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine
@@ -20,6 +19,7 @@ from turnwise.rollout.blame import Blamed, blamed, stack_of
 from turnwise.rollout.deadline import Blocked
 from turnwise.rollout.leaving import end_all
 from turnwise.schedule.ending import briefly, end_at_once
+from turnwise.schedule.run_loop import RunLoop
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -225,17 +225,3 @@ class Hearing:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         return None
-
-
-class RunLoop(asyncio.SelectorEventLoop):
-    """An event loop that environments cannot stop."""
-
-    def stop(self) -> None:
-        if (culprit := blamed(sys._getframe(1))) is not None:
-            raise RuntimeError(f"an environment may not stop the event loop of the run ({culprit})")
-        super().stop()
-
-    async def shutdown_default_executor(self, *arguments: Any) -> None:
-        """Do not wait for threads that never return; the end of the process waits for the others."""
-        if (executor := getattr(self, "_default_executor", None)) is not None:
-            executor.shutdown(wait=False, cancel_futures=True)

@@ -173,7 +173,7 @@ async def train(
             metrics, records = await stages.run(train_step, settings, stages, learner, taken, progress.step)
             progress.step += 1
             loading = time.perf_counter()
-            await engine.load(learner.publish(), progress.step)
+            await engine.load(await stages.run(learner.publish), progress.step)
             found = await stages.arrived(progress.step)
             now = time.perf_counter()
             progress.draws += taken.count

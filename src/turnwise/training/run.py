@@ -29,6 +29,7 @@ from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
 from turnwise.runs.transcript import best_and_worst
+from turnwise.schedule.run_loop import stall_metrics
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.schedule.workers import Worker, in_own_thread
 from turnwise.tokens import Tokens
@@ -54,6 +55,8 @@ class RunParts:
     tokenizer: ChatTokenizer
     save: Worker = field(default_factory=lambda: in_own_thread("checkpoint"))
     """Stages and writes checkpoints."""
+    record: Worker = field(default_factory=lambda: in_own_thread("record"))
+    """Writes metrics and archive."""
     start_metrics: Mapping[str, float] = field(default_factory=dict)
     """What the weight check has measured before the first step."""
 
@@ -108,7 +111,7 @@ class Run:
             metrics = await self.full_evaluation()
         self.parts.environments.failures.sum_up("the first evaluation")
         self.state.before = success_of(metrics)
-        self.tracker.log(0, {**self.parts.start_metrics, **metrics, **self.parts.environments.report()})
+        await self.log(0, {**self.parts.start_metrics, **metrics, **self.parts.environments.report()})
         await self.checkpoint()
         await self.settle()  # a run that cannot write checkpoints shall say so before it trains
         self.since = self.model_seconds()
@@ -118,6 +121,7 @@ class Run:
 
     async def train(self, stop: asyncio.Event) -> None:
         self.screen.begin("training", self.recipe.steps, self.state.progress.step)
+        stall_metrics()  # the start of a run may hold up the loop: nobody else uses it yet
         self.lap_began = time.perf_counter()
         try:
             if self.state.evaluating is not None:
@@ -129,7 +133,7 @@ class Run:
             await self.checkpoint()
             await self.settle()
             if isinstance(error, NothingKept):
-                self.log_dropped(error.dropped)
+                await self.log_dropped(error.dropped)
             await self.tell_moments()
             raise
         finally:
@@ -155,13 +159,9 @@ class Run:
             metrics |= await self.evaluate()
         metrics |= self.parts.environments.report()
         self.parts.environments.failures.sum_up(f"step {step}")
+        metrics |= stall_metrics()
         with self.timed("record"):
-            self.tracker.log(step, metrics)
-            if self.recipe.trackers and (step == 1 or last or step % self.recipe.checkpoints.every == 0):
-                self.tracker.log_attempts(step, rows_of([record.group for record in records], self.decode))
-            archive.write_step(self.folder.archive, step, records)
-            archive.prune(self.folder.archive, self.recipe.archive.steps)
-            evaluations.prune(self.folder.evaluations, self.recipe.archive.evaluations, self.state.best_step)
+            await self.parts.record(self.write_step, step, metrics, records)
         lap_ended = time.perf_counter()
         self.spend("train", lap_ended - self.lap_began)
         self.lap_began = lap_ended
@@ -188,12 +188,24 @@ class Run:
         for moment in moments:
             await self.tell(moment)
 
-    def log_dropped(self, dropped: Sequence[Group]) -> None:
+    def write_step(self, step: int, metrics: Mapping[str, float], records: Sequence[Record]) -> None:
+        """Log and archive a step."""
+        self.tracker.log(step, metrics)
+        if self.recipe.trackers and (step in (1, self.recipe.steps) or step % self.recipe.checkpoints.every == 0):
+            self.tracker.log_attempts(step, rows_of([record.group for record in records], self.decode))
+        archive.write_step(self.folder.archive, step, records)
+        archive.prune(self.folder.archive, self.recipe.archive.steps)
+        evaluations.prune(self.folder.evaluations, self.recipe.archive.evaluations, self.state.best_step)
+
+    async def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        await self.parts.record(self.tracker.log, step, metrics)
+
+    async def log_dropped(self, dropped: Sequence[Group]) -> None:
         """Log what the step was like that the run stopped in, for want of a group to train on. A resume makes it
         again."""
         step = self.state.progress.step
         metrics = describe((), dropped, version=step, success_at=self.recipe.rollout.success_threshold)
-        self.tracker.log_unfinished(step + 1, metrics)
+        await self.parts.record(self.tracker.log_unfinished, step + 1, metrics)
 
     def finish(self) -> dict[str, Any]:
         """Write summary and curve, and show one attempt before training beside one after."""
@@ -237,7 +249,7 @@ class Run:
         assert self.parts.evaluator is not None
         version = self.state.progress.step
         made = await self.parts.evaluator.evaluate(
-            version, self.heldout(count), greedy=greedy, weights=self.weights(version)
+            version, self.heldout(count), greedy=greedy, weights=await self.weights(version)
         )
         self.untold.append(made)
         return made
@@ -245,7 +257,7 @@ class Run:
     async def begin_evaluation(self, version: int) -> None:
         """Begin an evaluation that overlaps training."""
         assert self.parts.evaluator is not None
-        weights = self.weights(version)
+        weights = await self.weights(version)
         if weights is None:
             advice = "resume with schedule.overlap_evaluations = true"
             raise ValueError(f"the evaluation of step {version} has not ended; {advice}")
@@ -263,7 +275,7 @@ class Run:
             self.untold.append(ended)
         if step == self.recipe.steps:
             if metrics:  # on a line of its own: those of the last evaluation have the same names
-                self.tracker.log(step, metrics)
+                await self.log(step, metrics)
             metrics = await self.full_evaluation()
         elif due and not self.recipe.schedule.overlap_evaluations:
             count = self.recipe.evaluation.tasks
@@ -290,17 +302,19 @@ class Run:
         datasets = self.parts.environments.tasks("heldout", self.recipe.evaluation.most_tasks)
         return [task for tasks in datasets.values() for task in tasks[:count]]
 
-    def weights(self, version: int) -> Mapping[str, Any] | None:
+    async def weights(self, version: int) -> Mapping[str, Any] | None:
         """What an evaluation has to load for a version: nothing where it shares the engine of training, which has
         it."""
         if self.parts.evaluator is not None and self.parts.evaluator.engine is self.parts.loop.engine:
             return None
         if version == self.state.progress.step:
-            return self.parts.loop.learner.publish()
+            published: Mapping[str, Any] = await self.parts.loop.stages.run(self.parts.loop.learner.publish)
+            return published
         path = checkpoint_path(self.folder.checkpoints, version)
         if not path.is_dir():
             raise ValueError(f"{path} is not there, and its evaluation has not ended; put it back from a copy")
-        weights: Mapping[str, Any] = load_model(read_checkpoint(path).path).state_dict()
+        model = await self.parts.record(lambda: load_model(read_checkpoint(path).path))
+        weights: Mapping[str, Any] = model.state_dict()
         return weights
 
     # ------------------------------------------------------------ records
@@ -313,7 +327,7 @@ class Run:
             return
         with self.timed("record"):
             self.state.waiting = sorted(self.waiting)
-            self.state.metrics = tracker.seal(self.folder.metrics)
+            self.state.metrics = await self.parts.record(tracker.seal, self.folder.metrics)
             groups = [Record(self.waiting[number], False) for number in self.state.waiting]
             stay = self.state.best_step, self.state.evaluating
             state = self.state.to_json()

@@ -1,4 +1,4 @@
-"""A server of the OpenEnv library with a small environment: python openenv_server.py SESSIONS KIND. It prints its port."""
+"""A server of the OpenEnv library with a small environment, which prints its port: openenv_server.py SESSIONS KIND."""
 
 from __future__ import annotations
 
