@@ -20,7 +20,7 @@ from turnwise.runs.folder import RunFolder
 from turnwise.runs.tracker import read_metrics
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
-SPREAD = ["cluster.placement=disaggregated", "cluster.fsdp=2", "cluster.replicas=2", "model.threads=1"]
+SPREAD = ["cluster.placement=separate_nodes", "cluster.fsdp=2", "cluster.replicas=2", "model.threads=1"]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from support.interrupting import SMALL, Injected, break_at, go
 from support.making import distance, gradients
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run
+from turnwise.assemble.learner import room_of
 from turnwise.assemble.models import ModelSource, reachable
 from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
@@ -31,7 +32,7 @@ from turnwise.types import Status
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
-SPREAD = ["cluster.placement=disaggregated", "cluster.fsdp=2", "cluster.replicas=2", "cluster.cpus=1"]
+SPREAD = ["cluster.placement=separate_nodes", "cluster.fsdp=2", "cluster.replicas=2", "cluster.cpus=1"]
 MORE = [
     "steps=5",
     "rollout.limits.call_seconds=120",
@@ -63,8 +64,8 @@ def trained(recipe, model, tokenizer, look):
     first, seen, lines, sites = [], [], [], []
 
     class WatchedSite(Site):
-        def __init__(self, cluster):
-            super().__init__(cluster)
+        def __init__(self, cluster, room):
+            super().__init__(cluster, room)
             sites.append(self)
 
     async def work():
@@ -150,15 +151,20 @@ def test_an_error_or_an_interruption_gives_the_placements_back(cluster, tmp_path
 
 
 def test_a_cluster_without_room_says_so(cluster, tmp_path):
-    recipe = micro_recipe(tmp_path, "cluster.placement=disaggregated", "cluster.fsdp=3", "cluster.placement_seconds=3")
-    with pytest.raises(ValueError, match=r"no room for 1 times .* on nodes without a rank; add nodes, or lower"):
-        Site(recipe.cluster)
+    recipe = micro_recipe(tmp_path, "cluster.placement=separate_nodes", "cluster.fsdp=3", "cluster.placement_seconds=3")
+    has = r"the cluster has 2 x \(2 CPUs\)"
+    with pytest.raises(ValueError, match=rf"no room for 3 x 1 CPU and 1 x 1 CPU on other nodes; {has}; add nodes"):
+        asyncio.run(run.start(recipe, SilentScreen(), asyncio.Event()))
+    assert not Path(recipe.out).exists()
+    with pytest.raises(ValueError, match=f"after 3 s there is no room for .*; {has}, which others may use"):
+        Site(recipe.cluster, room_of(recipe))
 
 
 def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
     from turnwise.cluster.actors import ActorRanks
 
-    site = Site(micro_recipe(tmp_path, *SPREAD).cluster)
+    recipe = micro_recipe(tmp_path, *SPREAD)
+    site = Site(recipe.cluster, room_of(recipe))
     try:
         with pytest.raises(RuntimeError, match="rank . of the learner failed"):
             ActorRanks(site, len, device="cpu", threads=1)

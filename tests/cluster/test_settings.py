@@ -4,6 +4,12 @@ from support.making import make_model
 from support.running import micro_recipe
 from turnwise.assemble.checks import check_parts, check_settings
 
+VLLM = ["engine.name=vllm"]
+SERVED = [*VLLM, "engine.vllm.server=http://a:8000"]
+NCCL = [*SERVED, "engine.vllm.transfer=nccl"]
+IPC = [*VLLM, "engine.vllm.transfer=ipc"]
+PAIRS = [*VLLM, "engine.vllm.tensor_parallel_size=2", "model.device=cuda"]
+
 
 def test_the_laptop_is_the_default(tmp_path):
     own = micro_recipe(tmp_path).cluster
@@ -16,7 +22,7 @@ def test_the_laptop_is_the_default(tmp_path):
     [
         (["cluster.fsdp=2"], True, False),
         (["cluster.placement=colocated"], True, True),
-        (["cluster.placement=disaggregated", "cluster.gpus=1", "model.device=cuda"], True, True),
+        (["cluster.placement=disaggregated", "model.device=cuda"], True, True),
     ],
 )
 def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
@@ -28,9 +34,16 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
     ("overrides", "message"),
     [
         (["cluster.replicas=2"], 'replicas is ignored with placement = "local"'),
-        (["cluster.gpus=1"], 'gpus is ignored with placement = "local"'),
-        (["cluster.placement=colocated", "model.device=cuda"], "cluster.gpus = 0 decides"),
-        (["cluster.placement=colocated", "cluster.gpus=1", "model.device=cpu"], "cluster.gpus = 1 decides"),
+        (["cluster.gpus=1"], "cluster.gpus is called model.device now"),
+        (["cluster.placement=colocated", "model.device=mps"], 'set it to "cuda" or "cpu"'),
+        ([*NCCL, "cluster.fsdp=8"], '"nccl" sends from a learner in the process of the run, and this one has 8'),
+        ([*IPC, "cluster.fsdp=8"], '"ipc" sends from a learner in the process of the run'),
+        ([*IPC, "cluster.placement=disaggregated"], '"ipc" sends from a learner in the process of the run'),
+        ([*SERVED, "cluster.placement=colocated", "cluster.replicas=2"], "would each load weights into the one"),
+        (
+            [*PAIRS, "cluster.placement=colocated", "cluster.fsdp=2", "cluster.replicas=2"],
+            "2 GPUs each share those of 2",
+        ),
         (["env.0.concurrency.actors=2"], "env.concurrency.actors needs a Ray cluster"),
         (["cluster.fsdp=0"], "cluster.fsdp"),
         (["cluster.ranks=2"], "cluster.ranks is called cluster.fsdp now"),

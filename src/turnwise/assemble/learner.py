@@ -21,6 +21,7 @@ from turnwise.cluster.placement import Site
 from turnwise.cluster.processes import ProcessRanks
 from turnwise.cluster.rank import MakeLearner
 from turnwise.cluster.ranked import RankedLearner
+from turnwise.cluster.room import Room
 from turnwise.cluster.spread import Placed, PutAdapters, Spread
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.critic import Critic, ValueModel
@@ -63,9 +64,18 @@ def told_of_layout(recipe: Recipe, model: CausalLM) -> list[str]:
 
 
 def device_of(recipe: Recipe) -> str:
-    """Where models compute."""
-    cluster = recipe.cluster
-    return ("cuda" if cluster.gpus else "cpu") if cluster.on_ray else pick_device(recipe.model.device)
+    """Where models compute. The machine of a run on Ray may lack the GPUs that the nodes have."""
+    named = recipe.model.device
+    return named if recipe.cluster.on_ray and named != "auto" else pick_device(named)
+
+
+def room_of(recipe: Recipe) -> Room:
+    """What a run needs on a Ray cluster."""
+    cluster, on_gpus = recipe.cluster, device_of(recipe) == "cuda"
+    assert cluster.placement != "local"
+    vllm = recipe.engine.vllm
+    of_replica = 0 if vllm.server or not on_gpus else vllm.tensor_parallel_size  # a server's client computes nothing
+    return Room(cluster.placement, cluster.ranks, cluster.replicas, cluster.cpus, int(on_gpus), of_replica)
 
 
 @contextmanager
@@ -74,7 +84,7 @@ def placed(recipe: Recipe) -> Iterator[Site | None]:
     if not recipe.cluster.on_ray:
         yield None
         return
-    with closing(Site(recipe.cluster)) as site:
+    with closing(Site(recipe.cluster, room_of(recipe))) as site:
         yield site
 
 

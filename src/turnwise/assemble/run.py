@@ -16,13 +16,14 @@ from turnwise.assemble.attempts import evaluation_attempts, training_attempts
 from turnwise.assemble.checks import check, check_tasks, few_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, training_order
-from turnwise.assemble.learner import layout_of, open_learner, placed, policy_of, told_of_layout
+from turnwise.assemble.learner import layout_of, open_learner, placed, policy_of, room_of, told_of_layout
 from turnwise.assemble.model import gpu_names, model_source, renderer_of, set_threads
 from turnwise.assemble.models import ModelSource, copy_model, reachable
 from turnwise.assemble.opponents import seated_engines
 from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
 from turnwise.assemble.warm_start import starting_source
 from turnwise.atomic import atomic_folder
+from turnwise.cluster.placement import check_room
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.evaluation.evaluator import Evaluator
@@ -95,6 +96,8 @@ async def training(
     A run with other parts than those that sample says so in its folder by its origin."""
     recipe = with_models(recipe, screen.say)
     check(recipe)
+    if recipe.cluster.on_ray:
+        check_room(recipe.cluster, room_of(recipe))
     with owned(RunFolder.make(recipe.out).path):
         stamp_of = partial(stamp_where_asked, recipe)
         folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), stamp_of, origin)

@@ -29,6 +29,12 @@ class RankActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
+    def gpus(self) -> list[str]:
+        """The numbers of this actor's GPUs on its node."""
+        import ray
+
+        return [str(number) for number in ray.get_gpu_ids()]
+
     def start(self, address: RankAddress, shape: MeshShape, make: MakeLearner) -> None:
         join(address)
         self.rank = Rank(address, shape, make)
@@ -50,7 +56,8 @@ class ActorRanks:
         self.shape = MeshShape.of(site.config)
         size = self.shape.ranks
         actor = ray.remote(RankActor)
-        self.actors = [actor.options(**site.options(site.of_ranks, rank)).remote() for rank in range(size)]
+        self.actors = [actor.options(**site.rank_options(rank)).remote() for rank in range(size)]
+        site.rank_gpus = ray.get([actor.gpus.remote() for actor in self.actors])
         address = RankAddress(0, size, ray.get(self.actors[0].meeting.remote()), device, threads)
         make_reference = ray.put(make)
         self.answers(

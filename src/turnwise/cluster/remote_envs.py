@@ -101,7 +101,7 @@ class RemoteEnvironments:
     def start(self, make: Callable[[], Environment]) -> None:
         import ray
 
-        connect(self.cluster)
+        connect(self.cluster.address)
         actor = ray.remote(EnvironmentActor).options(num_cpus=1, max_concurrency=100_000)
         self.actors = [actor.remote(make) for _ in range(self.num_actors)]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ MakeEngine = Callable[[], Engine]
 class ReplicaActor:
     """The actor: a process of the cluster with an engine."""
 
-    def __init__(self, make: MakeEngine) -> None:
+    def __init__(self, make: MakeEngine, gpus: Sequence[str] | None = None) -> None:
+        if gpus is not None:  # which Ray counts for ranks; CUDA reads this when it is first used
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self.engine = make()
 
     async def check(self) -> float:
@@ -60,8 +63,8 @@ class RayReplica:
         import ray
 
         # Calls wait in the engine, which schedules them.
-        options = {**site.options(site.of_replicas, number), "max_concurrency": 100_000}
-        self.actor = ray.remote(ReplicaActor).options(**options).remote(make_reference)
+        options = {**site.replica_options(number), "max_concurrency": 100_000}
+        self.actor = ray.remote(ReplicaActor).options(**options).remote(make_reference, site.shared_gpus(number))
         self.name = f"engine replica {number}"
         self.context = context
         self.seconds = 0.0

@@ -12,8 +12,6 @@ from turnwise.recipe.schema import Recipe
 
 def device_for(recipe: Recipe) -> str:
     """Where the learner of a recipe would compute, on a machine that has it; auto is what this machine has."""
-    if recipe.cluster.on_ray:
-        return "cuda" if recipe.cluster.gpus else "cpu"
     if recipe.model.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return recipe.model.device

@@ -35,16 +35,15 @@ class ClusterConfig(Section):
     and needs room for the gradient of all weights on each."""
     replicas: int = Field(1, ge=1)
     """Engines on a Ray cluster, which `placement` chooses."""
-    placement: Literal["local", "colocated", "disaggregated"] = "local"
-    """local is this machine, without Ray; on a Ray cluster, colocated lets learner ranks and engine replicas share
-    nodes and GPUs, and disaggregated puts no replica on a node with a rank."""
+    placement: Literal["local", "colocated", "disaggregated", "separate_nodes"] = "local"
+    """local is this machine, without Ray. On a Ray cluster with model.device = "cuda", each learner rank has a GPU and
+    each replica engine.vllm.tensor_parallel_size of them: colocated, those of the ranks beside it; disaggregated, its
+    own, on any node; separate_nodes, its own, on nodes without a rank."""
     address: str = ""
     """Address of the Ray cluster, for instance 10.0.0.7:6379; empty takes the cluster that this machine is part of, or
     starts one here."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of each rank and of each replica on the Ray cluster."""
-    gpus: float = Field(0.0, ge=0)
-    """GPUs of each rank and of each replica on the Ray cluster; colocated ones share them."""
     placement_seconds: float = Field(120.0, gt=0)
     """Seconds that the Ray cluster has to find room for all ranks and replicas."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 RENAMED = {
     "cluster.patience": "cluster.placement_seconds",
+    "cluster.gpus": "model.device",
     "cluster.ranks": "cluster.fsdp",
     "correction.cap": "correction.importance_ratio_cap",
     "correction.truncate": "correction.importance_sampling",

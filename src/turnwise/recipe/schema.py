@@ -136,11 +136,8 @@ class Recipe(Section):
             )
         if self.cluster.on_ray and self.engine.processes:
             raise ValueError("engine.processes is ignored on a Ray cluster, where cluster.replicas decides; remove it")
-        if self.cluster.on_ray and self.model.device not in ("auto", "cuda" if self.cluster.gpus else "cpu"):
-            raise ValueError(
-                f'model.device = "{self.model.device}" is ignored on a Ray cluster, where cluster.gpus = '
-                f"{self.cluster.gpus:g} decides; remove it"
-            )
+        if self.cluster.on_ray and self.model.device == "mps":
+            raise ValueError('model.device = "mps" is of one machine; on a Ray cluster set it to "cuda" or "cpu"')
         if self.endpoint.changed and not any(environment.is_driven for environment in self.env):
             raise ValueError(f"endpoint.{self.endpoint.changed[0]} is ignored without an env.agent; remove it")
         if not self.cluster.on_ray and any(environment.concurrency.actors for environment in self.env):
@@ -160,6 +157,32 @@ class Recipe(Section):
             raise ValueError(
                 f"engine.memory.max_model_len = {longest} is shorter than "
                 f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def weights_arrive(self) -> Self:
+        """Refuse ways for weights that lead nowhere."""
+        vllm, cluster = self.engine.vllm, self.cluster
+        if vllm.server and cluster.replicas > 1:
+            raise ValueError(
+                f"cluster.replicas = {cluster.replicas} would each load weights into the one engine.vllm.server; "
+                "remove one of them"
+            )
+        if vllm.transfer != "file" and cluster.is_spread:
+            raise ValueError(
+                f'engine.vllm.transfer = "{vllm.transfer}" sends from a learner in the process of the run, and this '
+                f'one has {cluster.ranks} of its own; set engine.vllm.transfer = "file"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def replicas_share_whole_gpus(self) -> Self:
+        each, cluster = self.engine.vllm.tensor_parallel_size, self.cluster
+        if cluster.placement == "colocated" and self.model.device == "cuda" and cluster.replicas * each > cluster.ranks:
+            raise ValueError(
+                f"cluster.replicas = {cluster.replicas} with {each} GPUs each share those of {cluster.ranks} ranks, "
+                "which have one each; lower cluster.replicas or engine.vllm.tensor_parallel_size"
             )
         return self
 
