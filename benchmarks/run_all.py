@@ -25,6 +25,7 @@ BENCHMARKS = {
     "engines": ["--threads", "1", "2"],
     "async_training": [],
     "weight_sync": [],
+    "rank_weights": [],
     "against_trl": [],
     "search_lengths": [],
     "endpoint": [],

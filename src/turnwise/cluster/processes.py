@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Never
 
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join, leave
 from turnwise.engines.remote.child import Child
 from turnwise.schedule.stopping import LearnerLost
+from turnwise.weights.manifest import Outline
 from turnwise.weights.object_store import tensors_of_arrays
+from turnwise.weights.parted import PartedWeights
+from turnwise.weights.publisher import Publisher
 
 GRACE = 10.0
 """Seconds that a process has to end by itself."""
@@ -33,6 +39,8 @@ class ProcessRanks:
         size = shape.ranks
         pickled_make = pickle.dumps(make)  # once for all of them
         address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
+        self.calling = threading.Lock()
+        """Held during a call: weights are written when an engine asks for them, from a thread of its own."""
         self.processes: list[Child] = []
         self.lines: list[Connection] = []
         try:
@@ -53,17 +61,28 @@ class ProcessRanks:
         self.lines.append(Connection(process.line.detach()))
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
-        if not self.lines:
-            raise LearnerLost("the ranks of the learner have ended")
-        for rank, line in enumerate(self.lines):
-            try:
-                line.send((method, [argument[rank] for argument in arguments]))
-            except OSError:
-                self.fail(rank, "its process has ended")
-        return self.answers()
+        with self.calling:
+            if not self.lines:
+                raise LearnerLost("the ranks of the learner have ended")
+            for rank, line in enumerate(self.lines):
+                try:
+                    line.send((method, [argument[rank] for argument in arguments]))
+                except OSError:
+                    self.fail(rank, "its process has ended")
+            return self.answers()
 
     def publish(self) -> Mapping[str, Any]:
-        return tensors_of_arrays(self.call("publish")[0])
+        outline: Outline | None = self.call("outline")[0]
+        if outline is None:
+            return tensors_of_arrays(self.call("publish")[0])
+        return PartedWeights(outline, self.write, self.read)
+
+    def write(self, path: Path) -> None:
+        self.call("write", [path] * self.shape.ranks)
+
+    def read(self, weights: PartedWeights) -> Mapping[str, Any]:
+        with closing(Publisher()) as publisher:
+            return publisher.publish(weights, 0).__enter__()  # mapped, it stays readable
 
     def answers(self) -> list[Any]:
         """The answers of all ranks. They may arrive in any order."""

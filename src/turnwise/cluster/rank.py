@@ -24,6 +24,8 @@ from turnwise.learn.perturbation import Change
 from turnwise.learn.staged import Staged
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
+from turnwise.weights.manifest import Outline
+from turnwise.weights.parted import outline_of, write_parts
 
 MakeLearner = Callable[[Spread], Learner]
 """(what loads models that are spread over ranks) -> a learner."""
@@ -124,6 +126,20 @@ class Rank:
         weights = self.weights()
         return None if weights is None else arrays_of(self.learner.plain(weights))
 
+    def outline(self) -> Outline | None:
+        """What weights there are, where every rank can write its part of them; None where adapters are merged, for
+        which whole weights are needed."""
+        return None if self.learner.adapters is not None else outline_of(self.parameters())
+
+    def write(self, path: Path) -> int:
+        """Write this rank's part of the weights into a file of this machine."""
+        with torch.no_grad():
+            return write_parts(self.parameters(), path)
+
+    def parameters(self) -> dict[str, Any]:
+        weights: dict[str, Any] = self.learner.policy.model.state_dict(keep_vars=True)
+        return weights
+
     def disturb(self, change: Change) -> int:
         return self.learner.disturb(change)
 
@@ -139,7 +155,7 @@ class Rank:
         return None if gradients is None else arrays_of(gradients)
 
     def weights(self) -> dict[str, torch.Tensor] | None:
-        return self.gathered(self.learner.policy.model.state_dict(keep_vars=True))
+        return self.gathered(self.parameters())
 
     def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         gathered_by_id: dict[int, torch.Tensor] = {}  # tied weights are gathered once

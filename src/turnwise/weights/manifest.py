@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,25 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """What tensors there are, wherever they are.
+
+    Example:
+        Outline({"embed.weight": (torch.float32, (64, 8))}, {"head.weight": "embed.weight"})
+    """
+
+    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    """By name: dtype and shape of each tensor, once."""
+    aliases: Mapping[str, str]
+    """Each further name of a tensor, and its first name."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Outline:
+        aliases = tied_names(tensors)
+        return cls({n: (t.dtype, tuple(t.shape)) for n, t in tensors.items() if n not in aliases}, aliases)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All tensors of one version by name; tied names share one entry.
 
@@ -54,23 +74,20 @@ class Manifest:
     """name -> the name in `entries` of the tensor that it is tied to"""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], version: int) -> Manifest:
-        """The manifest of a file with these tensors."""
-        for name, tensor in tensors.items():
-            if tensor.dtype not in CODES:
-                raise ValueError(f"{name} is of {tensor.dtype}, which weights cannot be published in; convert it")
-        aliases = tied_names(tensors)
+    def of(cls, outline: Outline, version: int) -> Manifest:
+        """The manifest of a file with such tensors."""
+        for name, (dtype, _) in outline.shapes.items():
+            if dtype not in CODES:
+                raise ValueError(f"{name} is of {dtype}, which weights cannot be published in; convert it")
         # Wide elements first: the format has no gaps, and each tensor must begin where its dtype may.
-        names = sorted((n for n in tensors if n not in aliases), key=lambda name: -tensors[name].element_size())
         entries, start = {}, 0
-        for name in names:
-            tensor = tensors[name]
-            end = start + tensor.numel() * tensor.element_size()
-            entries[name] = TensorEntry(tensor.dtype, tuple(tensor.shape), start, end)
+        for name, (dtype, shape) in sorted(outline.shapes.items(), key=lambda item: -item[1][0].itemsize):
+            end = start + math.prod(shape) * dtype.itemsize
+            entries[name] = TensorEntry(dtype, shape, start, end)
             start = end
-        offset = len(cls(version, entries, aliases).head)
+        offset = len(cls(version, entries, outline.aliases).head)
         shifted = {n: TensorEntry(e.dtype, e.shape, e.start + offset, e.end + offset) for n, e in entries.items()}
-        return cls(version, shifted, aliases)
+        return cls(version, shifted, outline.aliases)
 
     @property
     def size(self) -> int:

@@ -9,13 +9,15 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
-from turnwise.weights.manifest import Manifest, map_tensors
+from turnwise.weights.manifest import Manifest, Outline, map_tensors
+from turnwise.weights.parted import PartedWeights
 from turnwise.weights.published import Published
 from turnwise.weights.shared_memory import shared_memory_folder
 
@@ -51,23 +53,28 @@ class Publisher:
 
     def publish(self, weights: Mapping[str, Any], version: int) -> Published:
         """A copy of these weights that others can read; the version before is removed."""
-        tensors = dict(weights)  # a lazy mapping computes each tensor once
-        manifest = Manifest.of(tensors, version)
+        if isinstance(weights, PartedWeights):
+            outline, write = weights.outline, weights.write
+        else:
+            tensors = dict(weights)  # a lazy mapping computes each tensor once
+            outline, write = Outline.of(tensors), partial(copy_into, tensors)
+        manifest = Manifest.of(outline, version)
         token = secrets.token_hex(4)
-        partial, final = self.folder / f".{version}-{token}.partial", self.folder / f"{version}-{token}.safetensors"
+        unfinished, final = self.folder / f".{version}-{token}.partial", self.folder / f"{version}-{token}.safetensors"
         try:
-            self.write(partial, manifest, tensors)
-            os.rename(partial, final)
+            self.make_room(unfinished, manifest)
+            write(unfinished)
+            os.rename(unfinished, final)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
         before, self.newest = self.newest, Published(final)
         if before is not None:
             before.path.unlink(missing_ok=True)
         return self.newest
 
-    def write(self, path: Path, manifest: Manifest, tensors: Mapping[str, Any]) -> None:
-        """Copy tensors into a new file: the only copy that is made of them."""
+    def make_room(self, path: Path, manifest: Manifest) -> None:
+        """A new file of the whole size, with its manifest."""
         with open(path, "wb") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, manifest.size)  # a full memory is an error here and a crash later
@@ -77,10 +84,6 @@ class Publisher:
                     "make room there"
                 ) from None
             file.write(manifest.head)
-        with torch.no_grad():
-            for name, mapped in map_tensors(manifest, path, shared=True).items():
-                if name not in manifest.aliases:
-                    mapped.copy_(tensors[name])
 
     def close(self) -> None:
         """Remove what was published; readers keep what they have open."""
@@ -88,6 +91,15 @@ class Publisher:
             self.is_open, self.newest = False, None
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self.lock)
+
+
+def copy_into(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Copy tensors into a file that has a manifest: the only copy that is made of them."""
+    manifest = Manifest.read(path)
+    with torch.no_grad():
+        for name, mapped in map_tensors(manifest, path, shared=True).items():
+            if name not in manifest.aliases:
+                mapped.copy_(tensors[name])
 
 
 @atexit.register

@@ -25,7 +25,7 @@ from turnwise.weights.skeleton import model_of_skeleton, skeleton_of
 PROMPT = np.arange(1, 10, dtype=np.int32)
 
 
-def run(coroutine, seconds=120.0):
+def run(coroutine, seconds=400.0):
     async def bounded():
         async with asyncio.timeout(seconds):
             return await coroutine
