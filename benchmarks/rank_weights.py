@@ -2,9 +2,9 @@
 
     python benchmarks/rank_weights.py [--ranks 2] [--repeats 3] [--megabytes 1000] [--json FILE]
 
-Prints, for both ways in the same run: seconds of CPU per GB of weights over all processes and seconds that pass. Gathered: every rank gets all of each tensor by gloo, the first
-one pickles them into a pipe, the run reads them from there and copies them into the file. In parts: every rank copies
-its part into the file.
+Prints, for both ways in the same run: seconds of CPU per GB of weights over all processes, and seconds that pass.
+Gathered: every rank gets all of each tensor by gloo, the first one pickles them into a pipe, the run reads them from
+there and copies them into the file. In parts: every rank copies its part into the file.
 """
 
 from __future__ import annotations

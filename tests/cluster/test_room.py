@@ -63,5 +63,5 @@ def test_a_cluster_that_is_too_small_is_told_what_was_asked_and_what_there_is(mo
 def test_nodes_that_join_are_waited_for(monkeypatch):
     looks = iter([[], EIGHT])
     monkeypatch.setattr(rooms, "nodes_of_cluster", lambda: next(looks))
-    monkeypatch.setattr(rooms.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("turnwise.cluster.room.time.sleep", lambda seconds: None)
     room("colocated", 8, 4, 2).wait_for(60.0)

@@ -32,6 +32,7 @@ from turnwise.plan.plan import Plan
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
+from turnwise.rollout.render.renderer import Renderer
 from turnwise.runs import archive
 from turnwise.runs.checkpoint import Checkpoint, written_steps
 from turnwise.runs.checksums import write_checksums
@@ -251,15 +252,7 @@ async def run_parts(
         if recipe.schedule.overlap_evaluations:
             evaluation_engine = evaluation_engine_of(recipe, plain, renderer, step, workers)
             await stack.enter_async_context(opened(evaluation_engine))
-        evaluator = Evaluator(
-            evaluation_engine,
-            partial(evaluation_attempts, recipe, environments, evaluation_engine, renderer),
-            evaluations,
-            success_at=recipe.rollout.success_threshold,
-            decode=renderer.decode,
-            stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
-            record=record,
-        )
+        evaluator = evaluator_of(recipe, environments, evaluation_engine, renderer, evaluations, record)
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:
             learner.restore(checkpoint.path)
@@ -283,6 +276,20 @@ async def run_parts(
             record=record,
             start_metrics=await metrics_at_start(weight_check, step),
         )
+
+
+def evaluator_of(
+    recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer, folder: Path, record: Worker
+) -> Evaluator:
+    return Evaluator(
+        engine,
+        partial(evaluation_attempts, recipe, environments, engine, renderer),
+        folder,
+        success_at=recipe.rollout.success_threshold,
+        decode=renderer.decode,
+        stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
+        record=record,
+    )
 
 
 def begins_otherwise(recipe: Recipe, source: ModelSource, checkpoint: Checkpoint | None) -> bool:
