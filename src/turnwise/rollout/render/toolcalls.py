@@ -181,12 +181,6 @@ def one_of(marks: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, marks)))
 
 
-def nearest(text: str, position: int, mark: str) -> int:
-    """The position of the next mark, or the end of the text."""
-    found = text.find(mark, position)
-    return len(text) if found < 0 else found
-
-
 # ---------------------------------------------------------------- JSON
 
 
@@ -281,6 +275,7 @@ def is_name(name: Any) -> bool:
         and 0 < len(name) <= LONGEST_NAME
         and name.isprintable()
         and name == name.strip()
+        and any(map(str.isalnum, name))
         and not {"<", ">"} & set(name)
     )
 

@@ -198,16 +198,75 @@ def test_variants_of_served_models():
         assert mistral(text, TOOLS).calls == (GET,)
     old = f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{JSON}\n```<｜tool▁call▁end｜>{END}"
     assert deepseek(old, TOOLS).calls == (GET,)
-    assert READERS["lfm2"].parse("<|tool_call_start|>[get(name='a 'b' c', count=07)]", TOOLS).calls == (
-        ToolCall("get", {"name": "a 'b' c", "count": 7}),
-    )
+    assert READERS["lfm2"].parse(
+        "<|tool_call_start|>[get(name='a 'b' c', count=07)]<|tool_call_end|>", TOOLS
+    ).calls == (ToolCall("get", {"name": "a 'b' c", "count": 7}),)
 
 
-def test_brackets_around_complete_arguments_may_be_missing_at_the_end():
-    apertus = READERS["apertus"]
-    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber"}').calls == (GET,)
-    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber"').fault
-    assert apertus.parse('<|tools_prefix|>[{"get": {"name": "amber", "where": {"a": 1}').fault
+UNCLOSED = {
+    "hermes": f'<tool_call>{{"name": "get", "arguments": {JSON}}}',
+    "deepseek": f"{BEGIN}<｜tool▁call▁begin｜>get<｜tool▁sep｜>{JSON}",
+    "kimi_k2": SECTION.format(f"<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{JSON}"),
+    "gemma": '<|tool_call>call:get{name:<|"|>amber<|"|>}',
+    "pythonic": "[get(name='amber')",
+    "lfm2": "<|tool_call_start|>[get(name='amber')]",
+    "phi4": f'functools[{{"name": "get", "arguments": {JSON}}}',
+    "apertus": '<|tools_prefix|>[{"get": {"name": "amber"}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "get", "arguments": {JSON}',
+    "minimax": MINIMAX[0].replace("</invoke>", ""),
+    "dsml": DSML.format('<｜DSML｜invoke name="get"><｜DSML｜parameter name="name">amber</｜DSML｜parameter>'),
+}
+
+
+@pytest.mark.parametrize("name", UNCLOSED)
+def test_a_call_that_is_not_closed_is_a_fault(name):
+    read = READERS[name].parse(UNCLOSED[name], TOOLS)
+    assert not read.calls
+    assert "could not be read" in read.fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deepseek", f"{BEGIN}<｜tool▁call▁begin｜>get<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"),
+        ("jamba", f'<tool_calls>[{{"name": "get", "arguments": {JSON}}}]'),
+        ("minimax", MINIMAX[0].removesuffix("</minimax:tool_call>")),
+        ("qwen_xml", QWEN[0].removesuffix("</tool_call>")),
+        ("phi4", f'functools{{"name": "get", "arguments": {JSON}}}'),
+    ],
+)
+def test_what_stands_around_closed_calls_may_be_missing(name, text):
+    assert READERS[name].parse(text, TOOLS).calls == (GET,)
+
+
+def test_the_arguments_of_deepseek_v3_stand_in_a_code_block():
+    text = f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n{JSON}<｜tool▁call▁end｜>{END}"
+    assert "code block" in READERS["deepseek"].parse(text, TOOLS).fault
+
+
+def test_a_quoted_value_of_gemma_is_a_string_whatever_the_schema_says():
+    text = '<|tool_call>call:get{name:<|"|>amber<|"|>,count:<|"|>3<|"|>}<tool_call|>'
+    assert READERS["gemma"].parse(text, TOOLS).calls == (ToolCall("get", {"name": "amber", "count": "3"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("True", True), ("null", None), ('{"a": [1]}', {"a": [1]}), ("amber 3", "amber 3")]
+)
+def test_values_of_glm_that_no_schema_declares_are_what_its_template_writes(text, value):
+    call = f"<tool_call>get<arg_key>other</arg_key><arg_value>{text}</arg_value></tool_call>"
+    assert READERS["glm"].parse(call, TOOLS).calls == (ToolCall("get", {"other": value}),)
+
+
+def test_a_name_has_a_letter_or_a_digit():
+    text = SECTION.format(f"<|tool_call_begin|>:::0<|tool_call_argument_begin|>{JSON}<|tool_call_end|>")
+    assert READERS["kimi_k2"].parse(text).fault
+
+
+@pytest.mark.parametrize(("name", "is_read"), [("a<b", True), ("a<|b", False)])
+def test_a_name_of_kimi_k3_may_have_marks_that_are_no_control_token(name, is_read):
+    text = f'<|open|>tools<|sep|><|open|>call tool="{name}" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    read = READERS["kimi_k3"].parse(text)
+    assert read.calls == ((ToolCall(name, {}),) if is_read else ())
 
 
 @pytest.mark.parametrize(
@@ -305,11 +364,6 @@ def test_a_message_of_many_broken_calls_is_a_fault():
 def test_an_id_of_kimi_has_a_name_and_a_number(header, tools, name):
     text = f"<|tool_call_begin|>{header}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     assert [call.name for call in READERS["kimi_k2"].parse(text, tools).calls] == ([] if name is None else [name])
-
-
-def test_a_name_of_kimi_k3_with_marks_of_tags_is_not_dropped_in_silence():
-    call = '<|open|>call tool="a<b" index="1"<|sep|><|close|>call<|sep|>'
-    assert READERS["kimi_k3"].parse(f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>").fault
 
 
 @pytest.mark.parametrize(

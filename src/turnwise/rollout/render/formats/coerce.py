@@ -21,6 +21,7 @@ ALIASES = {
 }  # fmt: skip
 ORDER = ("null", "integer", "number", "boolean", "object", "array", "string")
 KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 DEEPEST_SCHEMA = 8
 
 
@@ -54,6 +55,12 @@ def guessed(text: str) -> Any:
         return whole(*read_json(text, 0), len(text))
     except Fault:
         return text
+
+
+def inferred(text: str) -> Any:
+    """The value of a text that no schema declares: JSON, a constant of Python, or the text."""
+    value = guessed(text)
+    return PYTHON_CONSTANTS.get(text, text) if value is text else value
 
 
 def types_of(schema: Any, deepest: int = DEEPEST_SCHEMA) -> set[str]:

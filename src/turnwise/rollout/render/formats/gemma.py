@@ -33,7 +33,7 @@ BARE = re.compile(r"[^,{}\[\]<]+")
 GEMMA_THINKING = ("<|channel>thought", "<channel|>")
 
 
-def reader_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str] = (THINK, CLOSED)) -> Reader:
+def reader_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str], *, all_quoted: bool) -> Reader:
     mark = one_of([begin])
 
     def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
@@ -43,14 +43,16 @@ def reader_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str] = (
                 properties = properties_of(tools, name[1])
                 arguments, position = read_fields(answer, name.end(), quote, DEEPEST)
                 position = skip_space(answer, position)
-                values = {key: settled(value, properties.get(key)) for key, value in arguments.items()}
+                values = {
+                    key: settled(value, properties.get(key), all_quoted=all_quoted) for key, value in arguments.items()
+                }
                 check_value(values)
                 calls.append(make_call(name[1], values))
             if not calls:
                 raise Fault("a call begins with call:NAME{")
-            if position < len(answer) and not answer.startswith(end, position):
+            if not answer.startswith(end, position):
                 raise Fault(f"a call must be closed with {end}")
-            return calls, min(len(answer), position + len(end))
+            return calls, position + len(end)
 
         thinking, answer = split_thinking(text, marks, mark)
         return read_blocks(answer, mark, block, thinking, f"write {begin}call:NAME{{key:{quote}value{quote}}}{end}")
@@ -64,25 +66,20 @@ class Written(str):
     __slots__ = ()
 
 
-class Quoted(str):
-    """A value between marks of a string."""
-
-    __slots__ = ()
-
-
-def settled(value: Any, schema: Any) -> Any:
-    """A value with its type: by the schema, or else by how it is written."""
+def settled(value: Any, schema: Any, *, all_quoted: bool) -> Any:
+    """A value with its type: by the schema, or else by how it is written. Where all values are quoted, quotes make no
+    string."""
     if isinstance(value, Written):
         return coerced(value, schema) if types_of(schema) else guessed(value)
-    if isinstance(value, Quoted):
+    if isinstance(value, str):
         types = types_of(schema)
-        return coerced(value, schema) if types and "string" not in types else str(value)
+        return coerced(value, schema) if all_quoted and types and "string" not in types else value
     if isinstance(value, list):
         items = schema.get("items") if isinstance(schema, dict) else None
-        return [settled(item, items) for item in value]
+        return [settled(item, items, all_quoted=all_quoted) for item in value]
     fields = schema.get("properties") if isinstance(schema, dict) else None
     known = fields if isinstance(fields, dict) else {}
-    return {key: settled(item, known.get(key)) for key, item in value.items()}
+    return {key: settled(item, known.get(key), all_quoted=all_quoted) for key, item in value.items()}
 
 
 def read_fields(text: str, position: int, quote: str, deepest: int) -> tuple[dict[str, Any], int]:
@@ -133,12 +130,12 @@ def read_value(text: str, position: int, quote: str, deepest: int) -> tuple[Any,
     return Written(bare[0].strip()), bare.end()
 
 
-def read_quoted(text: str, position: int, quote: str) -> tuple[Quoted, int]:
+def read_quoted(text: str, position: int, quote: str) -> tuple[str, int]:
     start = position + len(quote)
     end = text.find(quote, start)
     if end < 0:
         raise Fault("a string does not end")
-    return Quoted(text[start:end]), end + len(quote)
+    return text[start:end], end + len(quote)
 
 
 def after_item(text: str, position: int, closing: str) -> int:
@@ -151,12 +148,17 @@ def after_item(text: str, position: int, closing: str) -> int:
     return position
 
 
-def format_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str] = (THINK, CLOSED)) -> Format:
+def format_of_gemma(begin: str, end: str, quote: str, marks: tuple[str, str], *, all_quoted: bool) -> Format:
     help_text = f"write {begin}call:NAME{{key:{quote}value{quote}}}{end}"
     return Format(
-        reader_of_gemma(begin, end, quote, marks), tags=frozenset({quote}), thinking=marks, help_text=help_text
+        reader_of_gemma(begin, end, quote, marks, all_quoted=all_quoted),
+        tags=frozenset({quote}),
+        thinking=marks,
+        help_text=help_text,
     )
 
 
-GEMMA = format_of_gemma("<|tool_call>", "<tool_call|>", '<|"|>', GEMMA_THINKING)
-FUNCTION_GEMMA = format_of_gemma("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA = format_of_gemma("<|tool_call>", "<tool_call|>", '<|"|>', GEMMA_THINKING, all_quoted=False)
+FUNCTION_GEMMA = format_of_gemma(
+    "<start_function_call>", "<end_function_call>", "<escape>", (THINK, CLOSED), all_quoted=True
+)

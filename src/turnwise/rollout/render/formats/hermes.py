@@ -34,11 +34,9 @@ def read_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
 
 
 def read_tagged(text: str, position: int) -> tuple[list[ToolCall], int]:
-    """The call whose JSON begins at `position`. At the end of the output the closing tag may be missing."""
+    """The call whose JSON begins at `position`."""
     value, end = read_json(text, position)
     call = call_of(value)
-    if end == len(text):
-        return [call], end
     if not text.startswith(CLOSE, end):
         raise Fault(f"a call must be closed with {CLOSE}, with nothing between")
     return [call], end + len(CLOSE)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
@@ -62,7 +61,7 @@ def only_key(value: Any) -> ToolCall:
 
 def read_values(text: str, position: int, call: Callable[[Any], ToolCall] = call_of) -> tuple[list[ToolCall], int]:
     """The calls of a JSON list, or of objects one after another, and the position after them."""
-    value, position = read_cut(text, position)
+    value, position = read_json(text, position)
     if isinstance(value, list):
         return [call(item) for item in value], position
     calls = [call(value)]
@@ -72,21 +71,6 @@ def read_values(text: str, position: int, call: Callable[[Any], ToolCall] = call
             return calls, position
         value, position = read_json(text, start)
         calls.append(call(value))
-
-
-def read_cut(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value at `position`. At the end of the output the brackets around complete arguments may be missing."""
-    try:
-        return read_json(text, position)
-    except Fault:
-        if text.rstrip()[-1:] not in ("}", "]"):
-            raise
-        for closing in ("]", "}", "}]"):
-            with suppress(Fault):
-                value, end = read_json(text[position:] + closing, 0)
-                if end == len(text) - position + len(closing):
-                    return value, len(text)
-        raise
 
 
 def reader_of(
@@ -172,7 +156,7 @@ NEMOTRON = format_of_json("<TOOLCALL>", ["</TOOLCALL>"], marked("<TOOLCALL>", "<
 JAMBA = format_of_json("<tool_calls>", ["</tool_calls>"], marked("<tool_calls>", "</tool_calls>"))
 COHERE = Format(read_cohere, thinking=COHERE_THINKING, help_text=COHERE_HELP)
 PHI4 = format_of_json(
-    r"functools(?=\s*\[)|<\|tool_call\|>", ["<|/tool_call|>"], marked("functools", ""), bare=BARE_OBJECT
+    r"functools(?=\s*[\[{])|<\|tool_call\|>", ["<|/tool_call|>"], marked("functools", ""), bare=BARE_OBJECT
 )
 INTERNLM = format_of_json(
     r"<\|action_start\|>\s*<\|plugin\|>",

@@ -14,7 +14,15 @@ from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.formats.coerce import guessed
-from turnwise.rollout.render.toolcalls import Fault, Format, check_value, make_call, split_thinking, spoken_with
+from turnwise.rollout.render.toolcalls import (
+    Fault,
+    Format,
+    check_value,
+    is_name,
+    make_call,
+    split_thinking,
+    spoken_with,
+)
 
 MARK = re.compile(r"<\|(open|close)\|>\s{0,8}([a-z]{1,32})((?:[^<]|<(?!\|)){0,600})<\|sep\|>")
 ATTRIBUTE = re.compile(r'(\w{1,32})="([^"]{0,400})"')
@@ -62,7 +70,7 @@ def read_channels(text: str) -> tuple[list[str], list[ToolCall]]:
             name, arguments = unescaped(dict(ATTRIBUTE.findall(mark[3])).get("tool", "")), {}
         elif channel == "call" and name is not None:
             check_value(arguments)
-            calls.append(make_call(name, arguments))
+            calls.append(call_of_k3(name, arguments))
             name = None
         elif not in_tools:
             outside.append(text[position : mark.start()])
@@ -77,6 +85,13 @@ def read_channels(text: str) -> tuple[list[str], list[ToolCall]]:
     if not in_tools:
         outside.append(rest)
     return outside, calls
+
+
+def call_of_k3(name: str, arguments: dict[str, Any]) -> ToolCall:
+    """A call. Names stand in quotes here, so they may have < and >, as long as these make no control token."""
+    if "<|" not in name and is_name(name.replace("<", "(").replace(">", ")")):
+        return ToolCall(name, arguments)
+    return make_call(name, arguments)
 
 
 def put(arguments: dict[str, Any], key: str, kind: str, text: str) -> None:

@@ -21,7 +21,6 @@ from turnwise.rollout.render.toolcalls import (
     call_of,
     check_value,
     make_call,
-    nearest,
     one_of,
     read_blocks,
     read_json,
@@ -57,7 +56,7 @@ def read_pythonic(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
 
 
 def reader_between(begin: str, end: str) -> Reader:
-    """A reader of calls between two marks, of which the last may be missing at the end."""
+    """A reader of calls between two marks."""
     mark = one_of([begin])
 
     def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
@@ -68,9 +67,9 @@ def reader_between(begin: str, end: str) -> Reader:
                 calls, after = read_calls(answer, position, tools)
             if not calls:
                 raise Fault("there is no call")
-            if answer[after : (close := nearest(answer, after, end))].strip():
-                raise Fault(f"nothing may stand between the calls and {end}")
-            return calls, min(len(answer), close + len(end))
+            if not answer.startswith(end, close := skip_space(answer, after)):
+                raise Fault(f"calls must be closed with {end}, with nothing between")
+            return calls, close + len(end)
 
         thinking, answer = split_thinking(text, calls=mark)
         return read_blocks(answer, mark, block, thinking, f"write {begin}[name(key=value, ...)]{end}")
@@ -96,10 +95,9 @@ def read_calls(text: str, position: int, tools: Sequence[ToolSpec]) -> tuple[lis
         if text.startswith(",", position):
             position = skip_space(text, position + 1)
     if in_list:
-        if text.startswith("]", position):
-            position += 1
-        elif position < len(text) or not calls:
-            raise Fault("a list holds something that is no call")
+        if not text.startswith("]", position):
+            raise Fault("a list holds something that is no call, or has no closing bracket")
+        position += 1
     return calls, position
 
 

@@ -23,18 +23,17 @@ from turnwise.rollout.render.toolcalls import (
     make_call,
     read_blocks,
     read_json,
-    skip_space,
     split_thinking,
 )
 
 DEEPSEEK_BEGIN = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁begin｜>")
-DEEPSEEK_END = re.compile(r"\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?")
+DEEPSEEK_END = re.compile(r"\s*<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?")
 DEEPSEEK_HEADER = re.compile(
-    r"\s{0,8}(?:function\s{0,8}<｜tool▁sep｜>)?\s{0,8}([^<\n{`]{1,200}?)[ \t]{0,8}(?:<｜tool▁sep｜>|\n)\s{0,8}"
+    r"\s{0,8}(function\s{0,8}<｜tool▁sep｜>)?\s{0,8}([^<\n{`]{1,200}?)[ \t]{0,8}(?:<｜tool▁sep｜>|\n)\s{0,8}"
 )
 FENCE = re.compile(r"```(?:json)?\s*")
 KIMI_BEGIN = re.compile(r"(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>|<\|tool_calls?_section_begin\|>")
-KIMI_END = re.compile(r"\s*(?:<\|tool_call_end\|>)?\s*(?:<\|tool_calls?_section_end\|>)?")
+KIMI_END = re.compile(r"\s*<\|tool_call_end\|>\s*(?:<\|tool_calls?_section_end\|>)?")
 KIMI_HEADER = re.compile(r"\s{0,16}([^<]{0,300}?)\s{0,16}<\|tool_call_argument_begin\|>\s*")
 DEEPSEEK_HELP = (
     "write <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -55,12 +54,14 @@ def read_deepseek_call(text: str, position: int) -> tuple[list[ToolCall], int]:
     if header is None:
         raise Fault("a call has a name and then its arguments")
     start = header.end()
-    if fence := FENCE.match(text, start):
-        start = fence.end()
+    fence = FENCE.match(text, start)
+    if header[1] and fence is None:  # only V3.1 writes arguments without one
+        raise Fault("the arguments stand in a code block that begins with ```json")
+    start = fence.end() if fence else start
     arguments, position = read_json(text, start)
     if fence and (closing := FENCE.match(text, position)):
         position = closing.end()
-    call = make_call(header[1], arguments)
+    call = make_call(header[2], arguments)
     return [call], after(DEEPSEEK_END, text, position, "<｜tool▁call▁end｜>")
 
 
@@ -81,12 +82,10 @@ def read_kimi(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
 
 
 def after(end: re.Pattern[str], text: str, position: int, mark: str) -> int:
-    """The position after the closing marks, which may be missing at the end of the text."""
-    position = skip_space(text, position)
-    if position < len(text) and not text.startswith("<", position):
-        raise Fault(f"nothing may stand between the arguments and {mark}")
-    found = end.match(text, position)
-    return found.end() if found else position
+    """The position after the mark that closes a call, and after that of its section, which may be missing."""
+    if (found := end.match(text, position)) is None:
+        raise Fault(f"a call must be closed with {mark}, with nothing between")
+    return found.end()
 
 
 def name_of(header: str, arguments: object, tools: Sequence[ToolSpec]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
-from turnwise.rollout.render.formats.coerce import coerced, guessed, properties_of, types_of
+from turnwise.rollout.render.formats.coerce import coerced, guessed, inferred, properties_of, types_of
 from turnwise.rollout.render.toolcalls import (
     CLOSED,
     THINK,
@@ -54,6 +54,10 @@ class Tags:
     """Whether a block has one call, whose closing tag ends the block."""
     trim: bool = False
     """Whether the template writes line breaks around a value."""
+    open_ended: bool = False
+    """Whether the end of the block may close its last call."""
+    inferred: bool = False
+    """Whether the template writes every value but strings as JSON, so that one which no schema declares is read so."""
     json: bool = False
     """Whether a block may have an object with "name" and "arguments" in place of tags."""
     help_text: str = ""
@@ -129,7 +133,9 @@ def read_one(
             if key in arguments:
                 raise Fault("an argument is given twice")
             raw = trimmed(text[start:stop]) if tags.trim else text[start:stop]
-            arguments[key] = value(attributes, raw, properties.get(key))
+            schema = properties.get(key)
+            undeclared = tags.inferred and not types_of(schema)
+            arguments[key] = inferred(raw) if undeclared else value(attributes, raw, schema)
 
     while (mark := inner.search(text, position)) is not None:
         if mark["argument"] is not None:
@@ -145,6 +151,8 @@ def read_one(
             if isinstance(body, str) and body and not body.startswith("<"):
                 raise Fault("a call has text that is no argument")
             arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
+            if mark["end"] is not None and not tags.open_ended:
+                raise Fault(f"a call must be closed with {tags.close_call}")
             return finished(called, arguments, properties), mark.start() if mark["end"] is not None else mark.end()
         position = mark.end()
     raise Fault("a call ends within its arguments")
@@ -176,6 +184,7 @@ def qwen_tags(prefix: str = "", *, trim: bool = True) -> Tags:
         r"<parameter=([^<>\n]{1,200}?)\s*>",
         "</parameter>",
         trim=trim,
+        open_ended=True,
         help_text=(
             f"write <{prefix}tool_call><function=NAME><parameter=KEY>value</parameter></function></{prefix}tool_call>"
         ),
@@ -191,6 +200,7 @@ GLM_TAGS = Tags(
     r"<arg_key>((?:(?!</?arg_)[^\n]){1,200})</arg_key>(?:\\n|\s){0,16}(?:<arg_value>|(?=[^<\s]))",
     "</arg_value>",
     single=True,
+    inferred=True,
     json=True,
     help_text="write <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
 )
