@@ -230,7 +230,16 @@ def smaller(words: list[str]) -> list[str]:
         return words
     if "--from" in words:
         return [*words, *(["--min-reward", "0", "sft.updates=4"] if words[0] == "sft" else ["steps=1"])]
+    if "schedule.overlap_evaluations=true" in words:  # refused where nothing is evaluated during training
+        return [*words, *FEWER, "evaluation.every=1"]
     return [*words, *FEWER]
+
+
+def written_by(words: list[str]) -> list[str]:
+    """The folders that a command needs to be free."""
+    named = [word[4:] for word in words if word.startswith("out=")]
+    is_new = words[0] == "train" and not {"--resume", "--from"} & set(words)
+    return named or ([f"runs/{words[1].removesuffix('.toml')}"] if is_new and len(words) > 1 else [])
 
 
 @pytest.mark.slow
@@ -247,7 +256,7 @@ def test_the_commands_of_a_page_run(
     before = set(sys.modules)
     for block in blocks_of(page):
         for words in runnable(block) if block.language in SHELL else []:
-            for out in (word[4:] for word in words if word.startswith("out=")):
+            for out in written_by(words):
                 shutil.rmtree(out, ignore_errors=True)
             monkeypatch.setattr("sys.stdin", io.StringIO("answer nobody\n" * 50))
             code = main(smaller(words))
