@@ -3,6 +3,7 @@
     python benchmarks/tool_formats.py --vllm PATH --vllm-parser PATH --sglang PATH --llama-cpp PATH --mlx-lm PATH
         --lmdeploy PATH --transformers PATH --ollama PATH [--failures]
     python benchmarks/tool_formats.py --dynamo PATH --dynamo-crate PATH --smg PATH --mistral-rs PATH [--failures]
+    python benchmarks/tool_formats.py --vllm-mlx PATH --rapid-mlx PATH [--failures]
 
 Nothing is copied by hand. The test files of vLLM and SGLang run as they are, in a process of their own, with our
 readers in place of the parsers: modules of those projects are replaced by stand-ins, and statements about content
@@ -11,7 +12,9 @@ it streams. Of the tests of llama.cpp (C++) and the tables of ollama (Go) output
 source. The tests of Rust projects run in a small interpreter, and dynamo's fixtures are YAML; there one output that
 several tests have counts once. An output is contested if dynamo, vLLM and SGLang do not all make the same calls of it
 (the fixtures record what each makes), if two of the tests expect different calls, or if its test is met as soon as
-values that no schema declares are read as JSON, on which the projects differ.
+values that no schema declares are read the other way, as JSON or as text, on which the projects differ. How the tests
+of vllm-mlx and Rapid-MLX are taken is said in tool_format_peers.py. Where a test expects no call of an output and our
+reader makes none, the output is read rightly, though the model hears a fault; those are counted as "heard".
 
 A call whose expected arguments are no JSON object cannot be made; it is read rightly if the reader names a fault.
 
@@ -40,6 +43,8 @@ FOLDERS = {
     "lmdeploy": ("tests/test_lmdeploy/serve/parsers",),
     "transformers": ("tests/utils/test_chat_parsing.py",),
 }
+PEERS = ("vllm-mlx", "rapid-mlx")
+LATER = ("dynamo", "dynamo-crate", "smg", "mistral-rs", *PEERS)
 
 
 class WithoutContent(ast.NodeTransformer):
@@ -169,7 +174,7 @@ def contested_table(found: list[dict[str, str]]) -> str:
 
 
 def unseen(given: argparse.Namespace) -> list[dict[str, str]]:
-    """The outcomes of dynamo's fixtures and of the tests of Rust projects."""
+    """The outcomes of dynamo's fixtures, and of the tests of Rust projects and of those with parsers in Python."""
     from tool_format_crates import PLACES, crate_outcomes
     from tool_format_fixtures import fixture_outcomes
 
@@ -179,12 +184,21 @@ def unseen(given: argparse.Namespace) -> list[dict[str, str]]:
             more, left_out = crate_outcomes(project, folder)
             print(f"{project}: {len(more)} outputs, {left_out} not extracted")
             found += more
-    return once(found)
+    for project in PEERS:
+        if (folder := getattr(given, project.replace("-", "_"))) is not None:
+            from tool_format_peers import peer_outcomes
+
+            more, left_out = peer_outcomes(project, folder)
+            print(f"{project}: {len(more)} outputs, {left_out} whose tests say nothing of calls")
+            found += more
+    kept = once(found)
+    print(f"{sum(bool(one.get('heard')) for one in kept)} outputs of which no call is expected are heard faults")
+    return kept
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for project in (*FOLDERS, "llama-cpp", "ollama", "dynamo", "dynamo-crate", "smg", "mistral-rs"):
+    for project in (*FOLDERS, "llama-cpp", "ollama", *LATER):
         parser.add_argument(f"--{project}", type=Path)
     parser.add_argument("--failures", action="store_true", help="name the tests that were read otherwise")
     given = parser.parse_args()
@@ -202,7 +216,8 @@ def main() -> None:
         found += ollama_outcomes(given.ollama)
     if found:
         print(table(found))
-    if later := unseen(given):
+    later = unseen(given) if any(getattr(given, name.replace("-", "_")) is not None for name in LATER) else []
+    if later:
         print(contested_table(later))
         found += later
     if given.failures:
