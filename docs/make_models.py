@@ -157,7 +157,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "zamba": {"layer_types": ["mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What single architectures need beside, or instead of, the sizes."""

@@ -120,3 +120,16 @@ def test_a_row_must_fit_in_a_pass():
 def test_what_rows_do_not_compute_is_refused(other):
     with pytest.raises(ValueError, match=r'is not computed with layout = "rows"; remove it, or set layout = "tree"$'):
         recipe_of(layout="rows", **other)
+
+
+def test_a_model_whose_own_code_fails_is_refused_in_one_line():
+    model = make_model()
+
+    def forward(*inputs, **named):
+        raise KeyError(1)
+
+    model.model.layers[1].forward = forward
+    with pytest.raises(
+        ValueError, match=r"^Qwen3ForCausalLM fails in transformers' own code .*\(KeyError: 1\); check its"
+    ):
+        Policy(model, layout=in_rows)

@@ -151,18 +151,32 @@ def check_rows(model: CausalLM) -> None:
     turns = short_turns(model.config.get_text_config().vocab_size)
     cut_short = [replace_action(turn, turn.action[: place + 1]) for place, turn in enumerate(turns)]
     [plan] = in_rows(cut_short, ROWS.size)
-    together = row_states(model, plan) @ model.get_output_embeddings().weight.T
     off = 0.0
-    for place in np.flatnonzero(plan.depth == 0):
-        row = slice(int(place), int(plan.exit[place]))
-        tokens = torch.from_numpy(plan.tokens[row]).long()[None].to(model.device)
-        alone = model(input_ids=tokens, use_cache=False).logits[0]
-        off = max(off, float((together[row] - alone).abs().max() / alone.abs().max()))
+    with computing(model):
+        together = row_states(model, plan) @ model.get_output_embeddings().weight.T
+        for place in np.flatnonzero(plan.depth == 0):
+            row = slice(int(place), int(plan.exit[place]))
+            tokens = torch.from_numpy(plan.tokens[row]).long()[None].to(model.device)
+            alone = model(input_ids=tokens, use_cache=False).logits[0]
+            off = max(off, float((together[row] - alone).abs().max() / alone.abs().max()))
     if off >= TOLERANCE:
         raise ValueError(
             f"{type(model).__name__} computes something else for rows that are padded (relative difference {off:.1e}), "
             "so it cannot be trained"
         )
+
+
+@contextmanager
+def computing(model: CausalLM) -> Iterator[None]:
+    """What the code of a model raises, for instance the key of a layer that its config does not name, as a refusal."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{type(model).__name__} fails in transformers' own code on a few short rows ({type(error).__name__}: "
+            f"{said}); check its config.json, or train another model"
+        ) from error
 
 
 @torch.no_grad()
