@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +12,7 @@ import pytest
 import turnwise
 from support.acting import byte_tokenizer
 from support.making import make_model
+from support.paths import TESTS
 from turnwise.learn.lora import Adapters, LoraSettings
 from turnwise.pretrained import CausalLM, ChatTokenizer
 
@@ -60,3 +63,21 @@ def test_turnwise_uses_all_members(protocol):
     trees = [ast.parse(path.read_text()) for path in source.rglob("*.py")]
     used = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert members(protocol).keys() - OPERATORS - used == set()
+
+
+RUN = """
+import sys; from pathlib import Path; sys.path.insert(0, {tests!r})
+from support.running import micro_recipe, train
+train(micro_recipe(Path({folder!r}), "steps=1", "sft.updates=0", "evaluation.every=0", "evaluation.final_tasks=2"))
+print("torch" in sys.modules, "torchao" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_an_ordinary_run_does_without_torchao(tmp_path):
+    """Where it is installed transformers imports it by itself, which takes seconds and prints lines of no concern."""
+    pytest.importorskip("torchao")
+    script = RUN.format(tests=str(TESTS), folder=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "True False"
+    assert "torchao" not in ended.stderr

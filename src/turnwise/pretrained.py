@@ -1,16 +1,34 @@
 """The border to transformers: what turnwise asks of a causal language model and of its tokenizer, and nothing else.
 
-Annotations only: nothing here imports torch or transformers, and nothing asks an object whether it is one of these.
+Annotations, and how transformers is imported: nothing here imports it or torch before it is asked to, and nothing asks
+an object whether it is one of these.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 if TYPE_CHECKING:
     import torch
+
+
+def import_models() -> None:
+    """Import what transformers' models are made of, before the first of them: without torchao. transformers imports it
+    wherever it is installed, for models with quantized weights, which are not trained here; that takes seconds, and
+    prints what it did not find."""
+    if "transformers.quantizers" in sys.modules:
+        return
+    from transformers import utils
+
+    is_available = utils.is_torchao_available
+    utils.is_torchao_available = lambda *_: False
+    try:
+        import transformers.quantizers  # noqa: F401
+    finally:
+        utils.is_torchao_available = is_available
 
 
 class CausalLM(Protocol):

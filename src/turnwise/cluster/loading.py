@@ -15,7 +15,7 @@ from turnwise.data.catalogue import model_folder
 from turnwise.learn.contents import check_contents
 from turnwise.learn.masters import read_masters
 from turnwise.learn.policy import no_progress_bars
-from turnwise.pretrained import CausalLM
+from turnwise.pretrained import CausalLM, import_models
 
 Place = Callable[[CausalLM], None]
 """Shards a model that has no weights yet."""
@@ -29,6 +29,7 @@ def load_sharded(
 ) -> CausalLM:
     """The model of a folder, its weights in a dtype and sharded by `place`. `renamed` has the names of weights that
     `place` gives other ones."""
+    import_models()
     from transformers import AutoConfig
     from transformers.distributed import DistributedConfig
 

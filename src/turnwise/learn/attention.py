@@ -20,7 +20,7 @@ from turnwise.learn.routers import ARGUMENT, PassRoutes
 from turnwise.learn.varlen import VarlenAttention
 from turnwise.plan.blocks import Blocks
 from turnwise.plan.plan import Plan, Stretch
-from turnwise.pretrained import CausalLM
+from turnwise.pretrained import CausalLM, import_models
 
 Attend = Callable[..., Tensor]
 """(layer, query [1, heads, N, d], key, value [1, key-value heads, N, d], scaling) -> [1, N, heads, d], with `sinks`
@@ -67,6 +67,7 @@ def widened(states: Tensor, width: int) -> Tensor:
 
 def register() -> None:
     """Make the attention known to transformers; harmless when repeated."""
+    import_models()
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention_forward)

@@ -17,7 +17,7 @@ import torch
 from turnwise.data.catalogue import model_folder
 from turnwise.learn.contents import check_contents
 from turnwise.learn.model_checks import Layout, Reach, check_layout, check_longest, check_model, reaches
-from turnwise.pretrained import CausalLM
+from turnwise.pretrained import CausalLM, import_models
 
 FEWEST = 2
 """Layers: a mistake in what one hands to the next needs two."""
@@ -29,6 +29,7 @@ NOISE = 0.02
 
 def model_on_meta(path: str | Path) -> CausalLM:
     """The model of a folder without weights: its config, its shapes, and the end tokens that its folder names."""
+    import_models()
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     folder = model_folder(path)

@@ -32,7 +32,7 @@ from turnwise.plan.cut import cut
 from turnwise.plan.plan import Plan, Stretch
 from turnwise.plan.rows import in_rows
 from turnwise.plan.target_sets import UNGUIDED
-from turnwise.pretrained import CausalLM, ChatTokenizer
+from turnwise.pretrained import CausalLM, ChatTokenizer, import_models
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -242,6 +242,7 @@ def load_model(path: str | Path) -> CausalLM:
     if (base := base_of(folder)) is not None:
         return add_adapters(load_model(base), folder)
     check_contents(folder)
+    import_models()
     from transformers import AutoModelForCausalLM
 
     with no_progress_bars():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from turnwise.pretrained import import_models
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
@@ -64,6 +66,8 @@ def build_model(
 ) -> PreTrainedModel:
     """A Qwen3 with random weights that knows the tokenizer's end token."""
     import torch
+
+    import_models()
     from transformers import Qwen3ForCausalLM
 
     config = tiny_config(len(tokenizer), hidden, layers, context)

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from turnwise.cluster.loading import Place
 from turnwise.preflight.model_config import config_at
+from turnwise.pretrained import import_models
 
 
 class NoTokenizer:
@@ -24,6 +25,7 @@ NO_TOKENIZER: Any = NoTokenizer()
 
 def blank(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a config on the meta device."""
+    import_models()
     from transformers import AutoModelForCausalLM
 
     with unset_fake_temporarily(), torch.device("meta"):

@@ -14,6 +14,7 @@ from turnwise.data.cache import cache_folder, made_once
 from turnwise.data.minilm import MINILM
 from turnwise.envs.search.retrieval.corpus import Corpus
 from turnwise.envs.search.retrieval.index import Found, best
+from turnwise.pretrained import import_models
 
 log = logging.getLogger(__name__)
 VECTORS = "vectors.npy"
@@ -25,6 +26,7 @@ class Encoder:
     """Encodes texts as vectors of length 1: the mean of a model's last hidden states."""
 
     def __init__(self, folder: Path) -> None:
+        import_models()
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging as own_logging
 
