@@ -142,3 +142,17 @@ def test_more_tokens_take_more_memory_for_activations_alone():
     narrow = found("qwen3-8b-8gpu", QUICK, small)[0]
     assert narrow.most["activations"] == pytest.approx(wide.most["activations"] / 2, rel=0.1)
     assert narrow.most[MOMENTS] == wide.most[MOMENTS]
+
+
+def test_offload_takes_masters_moments_and_gradients_from_the_gpu():
+    """And nothing else: what a pass computes with is as large as before."""
+    name = "qwen3-8b-8gpu"
+    plain, sizes, ranks = found(name, QUICK)
+    offloaded, _, _ = found(name, QUICK, ("cluster.offload=true",))
+    kept = (MASTERS, MOMENTS, GRADIENTS)
+    assert {each: offloaded.on_host[each] for each in kept} == {each: plain.most[each] for each in kept}
+    assert plain.on_host == {}
+    assert not set(kept) & {*offloaded.most, *offloaded.at_peak}
+    assert sum(offloaded.at_peak.values()) == offloaded.peak
+    assert plain.peak - offloaded.peak == pytest.approx(16 * sizes.whole / ranks, rel=0.3)
+    assert {each: size for each, size in plain.most.items() if each not in kept} == offloaded.most

@@ -115,7 +115,7 @@ def ranked(recipe: Recipe, model: CausalLM, make: MakeLearner, site: Site | None
         threads = recipe.model.threads or max(1, int(cluster.cpus))
         return RankedLearner(ActorRanks(site, make, device=device, threads=threads), cost_of(model))
     threads = recipe.model.threads or max(1, (os.cpu_count() or 1) // cluster.ranks)
-    ranks = ProcessRanks(MeshShape.of(cluster), make, device=device, threads=threads)
+    ranks = ProcessRanks(MeshShape.of(cluster), make, device=device, threads=threads, on_host=cluster.offload)
     return RankedLearner(ranks, cost_of(model))
 
 
@@ -209,7 +209,7 @@ def policy_of(recipe: Recipe, model: CausalLM | Placed, *, replay: bool | None =
 
 def how_computed(recipe: Recipe, placed: Placed) -> dict[str, Any]:
     """What a policy and a critic have in common: how they compute plans."""
-    longest, device = recipe.rollout.max_trajectory_tokens, placed.model.device.type
+    longest, device = recipe.rollout.max_trajectory_tokens, placed.device or placed.model.device.type
     # Somebody gives a model in float64 to compare it with a reference.
     in_float64 = next(placed.model.parameters()).dtype is torch.float64
     if device not in ("cpu", "cuda") and recipe.max_tokens_per_microbatch < longest:
@@ -221,19 +221,20 @@ def how_computed(recipe: Recipe, placed: Placed) -> dict[str, Any]:
         "dtype": torch.float64 if in_float64 else DTYPES[recipe.model.dtype],
         "layout": LAYOUTS[recipe.layout],
         "longest": longest,
-        "checkpointing": recomputes(recipe, placed.model),
+        "checkpointing": recomputes(recipe, placed.model, device),
         "reach": placed.reach,
         "enter": placed.enter,
         "shard": placed.shard,
         "sync": placed.sync,
         "context": placed.context,
+        "device": placed.device,
     }
 
 
-def recomputes(recipe: Recipe, model: CausalLM) -> bool:
+def recomputes(recipe: Recipe, model: CausalLM, device: str) -> bool:
     """Whether layers are computed again in the backward pass."""
     wanted = recipe.model.gradient_checkpointing
-    return wanted if wanted != "auto" else model.device.type == "cuda" and model.supports_gradient_checkpointing
+    return wanted if wanted != "auto" else device == "cuda" and model.supports_gradient_checkpointing
 
 
 def frozen_models(recipe: Recipe, models: Models) -> dict[str, Placed]:

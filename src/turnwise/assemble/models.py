@@ -133,7 +133,11 @@ class OnRanks:
         self.spread = spread
         self.folders = folders
         self.computed_in = DTYPES[recipe.model.dtype]
-        self.sync_each_pass = recipe.cluster.gradient_sync == "pass"
+        self.how: dict[str, Any] = {
+            "computed_in": self.computed_in,
+            "sync_each_pass": recipe.cluster.gradient_sync == "pass",
+            "offload": recipe.cluster.offload,
+        }
         self.reduce: Reduce = spread.reduce
 
     def policy(self, put_adapters: PutAdapters | None) -> Placed:
@@ -144,7 +148,7 @@ class OnRanks:
 
     def trained(self, **how: Any) -> Placed:
         folder = self.folders.policy
-        placed = self.spread.load(folder, computed_in=self.computed_in, sync_each_pass=self.sync_each_pass, **how)
+        placed = self.spread.load(folder, **self.how, **how)
         return replace(placed, reach=self.folders.reaches[str(folder)])
 
     def start(self) -> Placed:

@@ -58,7 +58,8 @@ class ActorRanks:
         actor = ray.remote(RankActor)
         self.actors = [actor.options(**site.rank_options(rank)).remote() for rank in range(size)]
         site.rank_gpus = ray.get([actor.gpus.remote() for actor in self.actors])
-        address = RankAddress(0, size, ray.get(self.actors[0].meeting.remote()), device, threads)
+        meeting = ray.get(self.actors[0].meeting.remote())
+        address = RankAddress(0, size, meeting, device, threads, on_host=site.config.offload)
         make_reference = ray.put(make)
         self.answers(
             [

@@ -26,9 +26,10 @@ def load_sharded(
     place: Place,
     dtype: torch.dtype = torch.float32,
     renamed: Mapping[str, str] = MappingProxyType({}),
+    on_host: bool = False,
 ) -> CausalLM:
     """The model of a folder, its weights in a dtype and sharded by `place`. `renamed` has the names of weights that
-    `place` gives other ones."""
+    `place` gives other ones. With `on_host` the weights are left in the memory of the host."""
     import_models()
     from transformers import AutoConfig
     from transformers.distributed import DistributedConfig
@@ -50,7 +51,7 @@ def load_sharded(
     made.__class__ = plain
     model: CausalLM = made
     del model.config.distributed_config  # transformers would gather the weights by it, to save them
-    own_memory(model)
+    own_memory(model, on_host)
     if dtype is torch.float32:
         read_masters(folder, model)
     return model
@@ -95,13 +96,14 @@ def sharded_class(plain: Any, place: Place) -> Any:
 
 
 @torch.no_grad()
-def own_memory(model: CausalLM) -> None:
+def own_memory(model: CausalLM, on_host: bool = False) -> None:
     """Give a model memory of its own for its weights, one after the other, as `align` does, and not that of the file.
-    Buffers go to where the weights are."""
+    Buffers go to where the weights are computed with."""
     device = next(model.parameters()).device
     for parameter in model.parameters():
         spread: Any = parameter
-        spread._local_tensor = spread._local_tensor.clone()  # as FSDP itself replaces it
+        part = spread._local_tensor
+        spread._local_tensor = part.to("cpu", copy=True) if on_host else part.clone()  # as FSDP itself replaces it
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

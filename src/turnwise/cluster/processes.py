@@ -34,11 +34,13 @@ class ProcessRanks:
         ranks = ProcessRanks(MeshShape(fsdp=2), partial(learner_of_a_rank, recipe, folder))
     """
 
-    def __init__(self, shape: MeshShape, make: MakeLearner, *, device: str = "cpu", threads: int = 1) -> None:
+    def __init__(
+        self, shape: MeshShape, make: MakeLearner, *, device: str = "cpu", threads: int = 1, on_host: bool = False
+    ) -> None:
         self.shape = shape
         size = shape.ranks
         pickled_make = pickle.dumps(make)  # once for all of them
-        address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads)
+        address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads, on_host=on_host)
         self.calling = threading.Lock()
         """Held during a call: weights are written when an engine asks for them, from a thread of its own."""
         self.processes: list[Child] = []

@@ -53,6 +53,14 @@ class RankAddress:
     """CPU threads of this rank."""
     patience: float = 1800.0
     """Seconds that a rank waits for the others."""
+    on_host: bool = False
+    """Whether ranks on cuda also communicate with gloo what they have in the memory of the host."""
+
+    @property
+    def backend(self) -> str:
+        if self.device != "cuda":
+            return "gloo"
+        return "cpu:gloo,cuda:nccl" if self.on_host else "nccl"
 
 
 def join(address: RankAddress) -> None:
@@ -63,7 +71,7 @@ def join(address: RankAddress) -> None:
     if address.device == "cuda":
         torch.cuda.set_device(address.rank % torch.cuda.device_count())
     dist.init_process_group(
-        "nccl" if address.device == "cuda" else "gloo",
+        address.backend,
         init_method=address.meeting,
         rank=address.rank,
         world_size=address.ranks,

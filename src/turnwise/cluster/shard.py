@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from turnwise.cluster.mesh import Mesh
 from turnwise.learn.casting import layers_of
@@ -42,9 +42,9 @@ class Shell(torch.nn.Module):
         self.set_requires_gradient_sync(is_last)
 
 
-def shard(shell: Shell, mesh: Mesh, dtype: torch.dtype) -> None:
+def shard(shell: Shell, mesh: Mesh, dtype: torch.dtype, offload: bool = False) -> None:
     """Shard the weights of a model that has none yet. All ranks must then make its passes together, which compute in
-    the given dtype.
+    the given dtype. With `offload` weights and gradients stay in the memory of the host between passes.
 
     Gradients are summed over ranks, not averaged: a token's weight is its share of the whole mini-batch.
     """
@@ -57,11 +57,13 @@ def shard(shell: Shell, mesh: Mesh, dtype: torch.dtype) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.promote_types(dtype, torch.float32), cast_forward_inputs=True
     )
+    where = CPUOffloadPolicy(pin_memory=mesh.device == "cuda") if offload else OffloadPolicy()
+    how: dict[str, Any] = {"reshard_after_forward": True, "mp_policy": policy, "offload_policy": where}
     for experts in dispatched_experts(model, ep_plan):
-        fully_shard(experts, mesh=mesh.of_expert_weights(), reshard_after_forward=True, mp_policy=policy)
+        fully_shard(experts, mesh=mesh.of_expert_weights(), **how)
     for layer in layers_of(model):
-        fully_shard(layer, mesh=mesh.of_weights(), reshard_after_forward=True, mp_policy=policy)
-    fully_shard(shell, mesh=mesh.of_weights(), reshard_after_forward=True, mp_policy=policy)
+        fully_shard(layer, mesh=mesh.of_weights(), **how)
+    fully_shard(shell, mesh=mesh.of_weights(), **how)
     for module in shell.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -174,7 +176,7 @@ def collecting(module: torch.nn.Module, group: dist.ProcessGroup) -> Iterator[No
 
 def reduce_sums(sums: Sums, group: dist.ProcessGroup | None = None) -> Sums:
     """The sums added up over the ranks of a group. All of them must have the same names."""
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
     names = sorted(sums)
     numbers = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(numbers, group=group)

@@ -43,6 +43,8 @@ class Placed:
     """What `check_by_config` found of it; None where the model is whole, and is checked as it is."""
     context: Context | None = None
     """Who computes the nodes of a pass; None where this process does."""
+    device: str | None = None
+    """Where passes compute; None where the weights are there too."""
 
 
 class Spread:
@@ -60,9 +62,11 @@ class Spread:
         with_head: bool = False,
         put_adapters: PutAdapters | None = None,
         sync_each_pass: bool = True,
+        offload: bool = False,
     ) -> Placed:
         """The model of a folder, its weights in `dtype`; with a value head, or with adapters put into it. Gradients are
-        added up over ranks in each pass, or in the last one of an update."""
+        added up over ranks in each pass, or in the last one of an update. With `offload` weights and gradients are in
+        the memory of the host between passes."""
         shells: list[Shell] = []
         adapters: list[Adapters] = []
         renamed = {} if put_adapters is None else put_adapters(model_on_meta(path)).new_names
@@ -72,12 +76,12 @@ class Spread:
                 adapters.append(put_adapters(model))
             head = value_head(model, "meta", dtype) if with_head else None
             shells.append(Shell(model, head))
-            shard(shells[0], self.mesh, computed_in)
+            shard(shells[0], self.mesh, computed_in, offload)
 
-        model = load_sharded(path, place, dtype, renamed)
+        model = load_sharded(path, place, dtype, renamed, offload)
         [shell] = shells
         if shell.head is not None:
-            shell.head.to_empty(device=self.mesh.device)
+            shell.head.to_empty(device="cpu" if offload else self.mesh.device)
         for each in adapters:
             each.begin()
         return Placed(
@@ -88,6 +92,7 @@ class Spread:
             self.mesh.vocabulary_shard(model.get_output_embeddings().weight),
             None if sync_each_pass else shell.sync_gradients,
             context=self.mesh.context,
+            device=self.mesh.device if offload else None,
         )
 
     def reduce(self, sums: Sums) -> Sums:

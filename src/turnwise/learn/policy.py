@@ -61,11 +61,12 @@ class Policy:
         shard: VocabularyShard | None = None,
         sync: Callable[[bool], None] | None = None,
         context: Context | None = None,
+        device: str | None = None,
     ) -> None:
         """`reach` is what `check_by_config` found of a model that is not whole here. `enter` calls what computes a pass
         where the weights are spread over ranks, with those gathered that are not gathered layer by layer. `sync` tells
         a backward pass whether it is the last of an update, where gradients are added up over ranks in that one
-        only."""
+        only. `device` is where passes compute, if the weights are elsewhere in between."""
         if reach is None:
             check_model(model, layout)
             check_layout(model, layout)
@@ -77,7 +78,7 @@ class Policy:
         self.model = model
         self.dtype = dtype
         self.temperature = temperature
-        self.device = next(model.parameters()).device.type
+        self.device = device or next(model.parameters()).device.type
         self.reach = reach
         """How long a turn may be for what the model computes to be exact, and why."""
         check_longest(self.reach, longest)

@@ -61,7 +61,12 @@ class BlankLoading:
         return blank(self.config if own else config_at(str(path)).config, dtype)
 
     def load_sharded(
-        self, path: str | Path, place: Place, dtype: torch.dtype = torch.float32, renamed: Any = None
+        self,
+        path: str | Path,
+        place: Place,
+        dtype: torch.dtype = torch.float32,
+        renamed: Any = None,
+        on_host: bool = False,
     ) -> Any:
         model = self.model_on_meta(path, dtype)
         place(model)

@@ -86,6 +86,8 @@ def terms_of(recipe: Recipe, config: Any, found: Rehearsal) -> Sequence[Term]:
         Term(MOMENTS, f"8 bytes x {in_words(found.num_trained)} trained {share}", 8 * found.num_trained / parts),
         Term(GRADIENTS, f"4 bytes x {in_words(found.num_trained)} trained {share}", 4 * found.num_trained / parts),
     ]
+    if recipe.cluster.offload:
+        terms = []
     if ranks > 1:
         terms += [
             Term(GATHER, f"{width} bytes x {in_words(layer)} of a layer", width * layer / recipe.cluster.tp),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -107,18 +107,31 @@ class LiveMemory:
             if segment.born <= tick and (segment.died is None or tick < segment.died)
         ]
 
-    @property
-    def most(self) -> Counter[str]:
-        """The most bytes of each category at any moment."""
+    def events(self) -> list[tuple[int, str, int]]:
+        """(tick, category, change of bytes), in order."""
         events = [(segment.born, segment.category, segment.num_bytes) for segment in self.segments]
         events += [
             (segment.died, segment.category, -segment.num_bytes)
             for segment in self.segments
             if segment.died is not None
         ]
+        return sorted(events)
+
+    @property
+    def most(self) -> Counter[str]:
+        """The most bytes of each category at any moment."""
         now: Counter[str] = Counter()
         most: Counter[str] = Counter()
-        for _, category, change in sorted(events):
+        for _, category, change in self.events():
             now[category] += change
             most[category] = max(most[category], now[category])
         return most
+
+    def peak_without(self, elsewhere: Collection[str]) -> tuple[int, int]:
+        """(the most bytes, the moment when there were as many), leaving out categories that are somewhere else."""
+        now, peak, moment = 0, 0, self.peak_tick
+        for tick, category, change in self.events():
+            now += 0 if category in elsewhere else change
+            if now > peak:
+                peak, moment = now, tick
+        return peak, moment

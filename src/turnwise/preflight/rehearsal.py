@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,8 @@ class Rehearsal:
     """Bytes by category at that moment."""
     most: Mapping[str, int]
     """The most bytes of each category."""
+    on_host: Mapping[str, int]
+    """The most bytes of each category that `cluster.offload` keeps in the memory of the host; not counted above."""
     kernels: Mapping[str, int]
     """How many, by part."""
     bytes: Mapping[str, float]
@@ -99,6 +101,8 @@ def rehearse(
             with replaced(learner.stepper, "step", partial(marked_step, learner, counter, learner.stepper.step)):
                 learner.update([plan], numbers, numbers, scores, choices.objective_of(recipe))
         memory = counter.memory
+        elsewhere = (MASTERS, MOMENTS, GRADIENTS) if recipe.cluster.offload else ()
+        peak, moment = memory.peak_without(elsewhere) if elsewhere else (memory.peak, memory.peak_tick)
         return Rehearsal(
             device=device,
             ranks=recipe.cluster.ranks,
@@ -110,9 +114,10 @@ def rehearse(
             num_actions=len(plan.action_nodes),
             num_pairs=plan.num_pairs,
             peak_of_loading=peak_of_loading,
-            peak=memory.peak,
-            at_peak=memory.at(memory.peak_tick),
-            most=memory.most,
+            peak=peak,
+            at_peak=without(memory.at(moment), elsewhere),
+            most=without(memory.most, elsewhere),
+            on_host={name: memory.most[name] for name in elsewhere},
             kernels=Counter(counter.kernels),
             bytes=Counter(counter.bytes),
             flops=Counter(counter.flops),
@@ -121,6 +126,10 @@ def rehearse(
             waits=Counter(counter.waits),
             collectives=Counter(counter.collectives),
         )
+
+
+def without(sizes: Mapping[str, int], elsewhere: Collection[str]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if name not in elsewhere}
 
 
 def shallower(config: Any, layers: int | None) -> Any:

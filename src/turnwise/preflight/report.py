@@ -79,6 +79,9 @@ class Preflight:
             term = terms.get(name)
             by_formula = f"{term.num_bytes / GB:9.2f}  {term.words}" if term else f"{'':9}"
             yield f"  {name:26}{most / GB:9.2f}{at_peak / GB:9.2f}{by_formula}".rstrip()
+        if found.on_host:
+            parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in found.on_host.items())
+            yield f"  on the host: {parts}; copies to and from it and its optimizer step are in no time below"
         total = sum(term.num_bytes for term in terms.values())
         yield (
             f"  {'peak':26}{found.peak / GB:9.2f}{found.peak / GB:9.2f}{total / GB:9.2f}  "

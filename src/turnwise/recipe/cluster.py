@@ -33,6 +33,9 @@ class ClusterConfig(Section):
     gradient_sync: Literal["pass", "update"] = "pass"
     """When the learner's processes add up their gradients: after each pass, or once an update, which moves fewer bytes
     and needs room for the gradient of all weights on each."""
+    offload: bool = False
+    """Whether the learner's processes keep master weights, gradients and moments in the memory of the host and step the
+    optimizer there (FSDP's CPU offload). Weights are copied to the GPU for each pass, and gradients back."""
     replicas: int = Field(1, ge=1)
     """Engines on a Ray cluster, which `placement` chooses."""
     placement: Literal["local", "colocated", "disaggregated", "separate_nodes"] = "local"
@@ -70,6 +73,12 @@ class ClusterConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def offload_has_ranks(self) -> Self:
+        if self.offload and not self.is_spread:
+            raise ValueError("offload is ignored where the learner is one process; remove it, or set fsdp = 2 or more")
+        return self
+
+    @model_validator(mode="after")
     def experts_have_a_place(self) -> Self:
         each = self.fsdp * self.cp * self.tp
         if self.ep > 1 and (self.ep % self.tp or each % self.ep):
@@ -80,5 +89,5 @@ class ClusterConfig(Section):
         return self
 
 
-PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync")
+PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync", "offload")
 """Keys of the learner's processes, wherever they are."""
