@@ -58,13 +58,13 @@ train: $(VENV)/.base
 	@$(BIN)/turnwise train $(RECIPE) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(ARGS)
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow" $(QUICK) $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(QUICK) $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 	.ci/under_load $(MAKE) test
 
 test-load: $(VENV)/.dev

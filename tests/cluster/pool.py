@@ -4,18 +4,23 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import functools
 import multiprocessing
 import tempfile
+import time
 import traceback
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import MethodType
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
+from support.exact import make_exact
+from turnwise.cluster import rank as ranks
 from turnwise.cluster import spread
-from turnwise.cluster.mesh import MeshShape
+from turnwise.cluster.mesh import Mesh, MeshShape
 from turnwise.cluster.processes import free_port
 from turnwise.cluster.rank import Rank, RankAddress, join
 from turnwise.cluster.ranked import RankedLearner
@@ -25,38 +30,53 @@ from turnwise.learn.learner import Learner
 from turnwise.learn.lora import Adapters, WithoutAdapters
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
-from turnwise.learn.transformers_reference import rms_norm
 from turnwise.plan.balance import Cost
 from turnwise.weights.object_store import tensors_of_arrays
 
 COST = Cost(token=1.0, pair=0.01)
 OPEN = {}
 """In a process of the pool: its ranks by number."""
+PATIENCE = 1400.0
+"""Seconds that processes wait for each other: on a busy machine one may be minutes behind the others."""
+GRACE = 30.0
+"""Seconds that the others have to fail too, once one has."""
 
 
 class Pool:
     """Runs a function in every process; each gets its own entry of every argument."""
 
     def __init__(self, size):
-        self.size = size
+        self.size, self.made = size, 0
+        self.lines, self.processes = [], []
+
+    def start(self):
         context = multiprocessing.get_context("spawn")
         meeting = f"tcp://127.0.0.1:{free_port()}"
-        self.lines, self.processes = [], []
-        for rank in range(size):
+        for rank in range(self.size):
             here, there = context.Pipe()
-            place = RankAddress(rank, size, meeting, patience=60.0)
+            place = RankAddress(rank, self.size, meeting, patience=PATIENCE)
             self.processes.append(context.Process(target=work, args=(there, place), daemon=True))
             self.processes[-1].start()
             self.lines.append(here)
-        self.made = 0
 
     def run(self, function, *arguments):
+        if not self.lines:
+            self.start()
         for rank, line in enumerate(self.lines):
             line.send((function, [argument[rank] for argument in arguments]))
-        found = [line.recv() for line in self.lines]
-        for succeeded, result in found:
-            assert succeeded, result
-        return [result for _, result in found]
+        waiting, found, end = dict(enumerate(self.lines)), {}, None
+        while waiting and (end is None or time.monotonic() < end):
+            answered = wait(list(waiting.values()), None if end is None else end - time.monotonic())
+            for rank, line in [each for each in waiting.items() if each[1] in answered]:
+                del waiting[rank]
+                found[rank] = line.recv()
+                if not found[rank][0]:
+                    end = time.monotonic() + GRACE
+        failures = [result for succeeded, result in found.values() if not succeeded]
+        if waiting:  # for one that has failed: the next test gets others
+            self.close()
+        assert not failures, failures[0]
+        return [found[rank][1] for rank in range(self.size)]
 
     def close(self):
         for line in self.lines:
@@ -64,6 +84,7 @@ class Pool:
         for process in self.processes:
             process.kill()  # to leave in order takes longer, and tells nobody anything
             process.join()
+        self.lines, self.processes = [], []
 
     def learner(self, make, shape=None):
         """A learner over the processes of the pool."""
@@ -90,6 +111,7 @@ class PoolRanks:
 def work(line, place):
     join(place)
     OPEN["place"] = place
+    ranks.Mesh = functools.cache(Mesh)  # type: ignore[misc]  # process groups stay, and each has threads and sockets
     while True:
         try:
             function, arguments = line.recv()
@@ -110,7 +132,9 @@ def call_rank(number, method, *arguments):
 
 
 def close_rank(number):
-    del OPEN[number]
+    closed = OPEN.pop(number)
+    closed.writer.shutdown()
+    dist.destroy_process_group(closed.writers)
 
 
 # ---------------------------------------------------------------- learners
@@ -142,6 +166,7 @@ def assembled(
     lora=None,
     dtype=torch.float32,
     sync_each_pass=True,
+    offload=False,
     **how,
 ):
     """A learner of models that `load` places."""
@@ -153,10 +178,10 @@ def assembled(
         beside[name] = prepare(policy_of(placed))
     values = None
     if critic is not None:
-        placed = load(critic, computed_in=dtype, with_head=True, sync_each_pass=sync_each_pass)
+        placed = load(critic, computed_in=dtype, with_head=True, sync_each_pass=sync_each_pass, offload=offload)
         values = Critic(prepare(ValueModel(placed.model, placed.head, **where(placed))), settings, steady)
     put = None if lora is None else partial(Adapters, settings=lora, base="../base", seed=0)
-    placed = load(model, computed_in=dtype, put_adapters=put, sync_each_pass=sync_each_pass)
+    placed = load(model, computed_in=dtype, put_adapters=put, sync_each_pass=sync_each_pass, offload=offload)
     if put is not None:
         extra["adapters"] = placed.adapters or put(placed.model)
     policy = prepare(policy_of(placed, dtype=dtype, **how))
@@ -173,7 +198,7 @@ def where(placed):
     """What a model that is spread is given: nothing is checked of it here."""
     if placed.enter is None:
         return {}
-    names = ("enter", "shard", "sync", "context")
+    names = ("enter", "shard", "sync", "context", "device")
     return {"reach": (), **{name: getattr(placed, name) for name in names}}
 
 
@@ -195,13 +220,11 @@ class Made:
 
 
 def exactly(load):
-    """Loads models in float64, with norms that compute in it too."""
+    """Loads models in float64, all of which compute in it."""
     plain = spread.shard  # type: ignore[attr-defined]
 
     def shard(shell, *more):
-        for norm in shell.modules():
-            if type(norm).__name__.endswith("RMSNorm"):
-                norm.forward = MethodType(rms_norm, norm)
+        make_exact(shell)
         plain(shell, *more)
 
     def loaded(folder, **how):

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from cluster.pool import Made, learner
-from cluster.test_ranked import MOVING, Batch, assert_same, updates
+from cluster.test_ranked import MOVING, Batch, assert_same, together, updates
 from properties.test_tree_layout import HANDED_OVER, PARTS, WHOLE, WORKLOADS
 from support.acting import byte_tokenizer
-from support.making import gradients, make_model
+from support.exact import make_exact
+from support.making import distance, gradients, make_model
+from support.mixture import with_random_routes
 from turnwise.cluster.mesh import MeshShape
 from turnwise.learn.policy import load_model
 from turnwise.plan.cut import cut
@@ -45,6 +47,8 @@ MIXTURE = [
     MeshShape(cp=2, tp=2, ep=4),
 ]
 QUICK = {("qwen3", MeshShape(tp=2)), ("qwen3_moe", MeshShape(fsdp=2, ep=2))}
+NO_FURTHER = 2.0
+"""How many times as far from the truth as one process a mesh may be."""
 EVERY = [("qwen3", shape) for shape in DENSE] + [("qwen3_moe", shape) for shape in MIXTURE]
 
 
@@ -54,9 +58,12 @@ def name_of(shape):
     )
 
 
-def marked(kind, shape):
-    marks = () if (kind, shape) in QUICK else pytest.mark.slow
+def named(kind, shape, marks=()):
     return pytest.param(kind, shape, marks=marks, id=f"{kind}-{name_of(shape)}")
+
+
+def marked(kind, shape):
+    return named(kind, shape, () if (kind, shape) in QUICK else pytest.mark.slow)
 
 
 @pytest.fixture
@@ -67,24 +74,66 @@ def processes(request, shape):
 
 @pytest.mark.parametrize(("kind", "shape"), [marked(kind, shape) for kind, shape in EVERY])
 def test_a_mesh_has_the_gradient_of_one_process(processes, kind, shape):
-    """For trees, packed turns and plans of several passes. In float64 to rounding; mixtures in float32, because their
-    routers and kernels know no other."""
-    is_exact = kind == "qwen3"
-    model, tolerance = make_model(kind, dtype="float64" if is_exact else "float32"), 1e-12 if is_exact else 5e-6
-    how = {"dtype": torch.float64 if is_exact else torch.float32}
+    """To the rounding of float64, for trees, packed turns and plans of several passes."""
+    how, model = {"dtype": torch.float64}, make_model(kind, dtype="float64")
     one, spread = learner(copy.deepcopy(model), **how), processes.learner(Made(model, **how), shape)
     batch = Batch(WORKLOADS["edges"]())
     for layout, budget in LAYOUTS.values():
         plans = layout(batch.turns, budget)
         (metrics, logprobs), (wanted_metrics, wanted) = batch.update(spread, plans), batch.update(one, plans)
-        assert metrics == pytest.approx(wanted_metrics, rel=tolerance, abs=tolerance)
-        np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(wanted), rtol=tolerance, atol=tolerance)
-        assert_same(spread.gradients(), gradients(one.policy.model), tolerance)
+        assert metrics == pytest.approx(wanted_metrics, rel=1e-12, abs=1e-12)
+        assert distance(np.concatenate(logprobs), np.concatenate(wanted)) <= 1e-12
+        assert_same(spread.gradients(), gradients(one.policy.model), 1e-12)
     spread.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "shape"), [pytest.param(*each, id=f"{each[0]}-{name_of(each[1])}") for each in EVERY])
+@pytest.mark.parametrize(("kind", "shape"), [named(kind, shape) for kind, shape in EVERY])
+def test_a_mesh_in_float32_is_as_near_to_the_truth_as_one_process(processes, kind, shape):
+    """The truth is what one process computes in float64 with the same weights. Experts are multiplied by the kernel of
+    PyTorch here, which has no float64."""
+    model, exact = make_model(kind), make_model(kind).double()
+    make_exact(exact)
+    truth, one = learner(exact, dtype=torch.float64), learner(copy.deepcopy(model))
+    spread, batch = processes.learner(Made(model), shape), Batch(WORKLOADS["edges"]())
+    for layout, budget in LAYOUTS.values():
+        plans = layout(batch.turns, budget)
+        logprobs = [np.concatenate(batch.update(each, plans)[1]) for each in (truth, one, spread)]
+        found = [gradients(truth.policy.model), gradients(one.policy.model), spread.gradients()]
+        assert_as_near(*logprobs)
+        assert_as_near(*map(together, found))
+        true, alone, shared = found
+        assert max(errors(shared, true)) <= NO_FURTHER * max(errors(alone, true))
+    spread.close()
+
+
+def assert_as_near(true, alone, shared):
+    assert distance(shared, true) <= max(1e-6, NO_FURTHER * distance(alone, true))
+
+
+def errors(found, true):
+    """Of each weight's gradient, relative to its norm."""
+    return [distance(found[name], true[name]) for name in true]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [pytest.param(shape, id=name_of(shape)) for shape in MIXTURE])
+def test_a_mesh_replays_routes_as_one_process_does(processes, shape):
+    """Some turns name experts for all their tokens, some for a part of them, some for none."""
+    how, model = {"dtype": torch.float64, "replay": True}, make_model("qwen3_moe", dtype="float64")
+    one, spread = learner(copy.deepcopy(model), **how), processes.learner(Made(model, **how), shape)
+    batch = Batch(with_random_routes(WORKLOADS["edges"]()))
+    for layout, budget in LAYOUTS.values():
+        plans = layout(batch.turns, budget)
+        assert any(plan.routes is not None for plan in plans)
+        (_, logprobs), (_, wanted) = batch.update(spread, plans), batch.update(one, plans)
+        assert distance(np.concatenate(logprobs), np.concatenate(wanted)) <= 1e-12
+        assert_same(spread.gradients(), gradients(one.policy.model), 1e-12)
+    spread.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "shape"), [named(kind, shape) for kind, shape in EVERY])
 def test_updates_on_a_mesh_are_those_of_one_process(processes, kind, shape, tmp_path):
     """In float32, with the gradient clipped by its norm over all ranks, momentum and a critic; and a checkpoint of any
     shape goes on in one process."""
@@ -125,6 +174,42 @@ def test_gradients_that_are_added_up_once_are_the_same(processes, kind, shape):
         assert metrics == pytest.approx(wanted, rel=1e-5, abs=1e-6)
         assert_same(spread.gradients(), gradients(one.policy.model), 5e-6)
     spread.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        named("qwen3", MeshShape(fsdp=2)),
+        named("qwen3", MeshShape(replicate=2, fsdp=2)),
+        named("qwen3", MeshShape(fsdp=2, tp=2)),
+        named("qwen3", MeshShape(fsdp=2, cp=2)),
+        named("qwen3_moe", MeshShape(fsdp=2, ep=2)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_on_the_host_change_no_bit(processes, kind, shape, dtype, tmp_path):
+    """Nor do they in a checkpoint, from which others go on as they would."""
+    batch, found = Batch(WORKLOADS["growing"]()), []
+    for offload in (False, True):
+        how = {"critic": make_model(kind, seed=2), "settings": MOVING, "offload": offload, "dtype": dtype}
+        spread = processes.learner(Made(make_model(kind), **how), shape)
+        metrics = updates(spread, batch, count=2)
+        spread.save(tmp_path / str(offload), byte_tokenizer())
+        found.append((metrics, {name: tensor.clone() for name, tensor in spread.publish().items()}))
+        spread.close()
+    (metrics, weights), (of_host, weights_of_host) = found
+    assert metrics == of_host
+    assert all(torch.equal(weights[name], weights_of_host[name]) for name in weights)
+    how = {"critic": make_model(kind, seed=2), "settings": MOVING, "dtype": dtype}
+    again = []
+    for wrote, reads in ((False, True), (True, False)):
+        made = Made(load_model(tmp_path / str(wrote)), **how, offload=reads)
+        spread = processes.learner(made, shape)
+        spread.restore(tmp_path / str(wrote))
+        again.append(updates(spread, batch, count=1, start=2))
+        spread.close()
+    assert again[0] == again[1]
 
 
 def test_ranks_that_compute_layers_together_get_the_same_plans():

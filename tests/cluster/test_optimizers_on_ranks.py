@@ -52,8 +52,19 @@ def moved(found, start):
     return {name: tensor - start[name] for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("adapters", [False, True], ids=["all", "adapters"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "adapters"),
+    [
+        pytest.param(
+            name,
+            adapters,
+            id=f"{name}-{'adapters' if adapters else 'all'}",
+            marks=() if (name, adapters) == ("adamw", False) else pytest.mark.slow,
+        )
+        for name in OPTIMIZERS
+        for adapters in (False, True)
+    ],
+)
 def test_two_ranks_step_as_one_and_hand_over_every_bit(plain_pool, tmp_path, name, adapters):
     if name == "adamw_8bit":
         pytest.importorskip("torchao")

@@ -58,12 +58,16 @@ def assert_same_update(one, two, batch, plans):
     assert_same(two.gradients(), gradients(one.policy.model))
 
 
-QUICK = ("stripped", "edges")
+QUICK = ("edges", "qwen3")
 
 
-@pytest.mark.parametrize("kind", TIED)
 @pytest.mark.parametrize(
-    "workload", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WORKLOADS]
+    ("workload", "kind"),
+    [
+        pytest.param(workload, kind, marks=() if (workload, kind) == QUICK else pytest.mark.slow)
+        for workload in WORKLOADS
+        for kind in TIED
+    ],
 )
 def test_two_ranks_have_the_gradient_of_one(pool, kind, workload):
     one, two = one_and_two(pool, kind)
@@ -85,6 +89,7 @@ def test_a_rank_without_any_turn_takes_part(pool):
     two.close()
 
 
+@pytest.mark.slow
 def test_recomputed_layers_have_the_same_gradient(pool):
     one, two = one_and_two(pool, checkpointing=True)
     batch = Batch(WORKLOADS["stripped"]())
@@ -93,6 +98,7 @@ def test_recomputed_layers_have_the_same_gradient(pool):
     two.close()
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_as_its_rounding(pool):
     one, two = one_and_two(pool, dtype=torch.bfloat16)
     truth = learner(copy.deepcopy(one.policy.model))
@@ -106,6 +112,7 @@ def test_bfloat16_is_as_near_as_its_rounding(pool):
     two.close()
 
 
+@pytest.mark.slow
 def test_scores_of_all_models_are_gathered(pool):
     beside = {"reference": make_model("llama", seed=1)}
     one, two = one_and_two(pool, "llama", frozen=beside, critic=make_model("llama", seed=2))
@@ -134,6 +141,7 @@ def updates(learner, batch, *, count=3, start=0):
     return found
 
 
+@pytest.mark.slow
 def test_updates_are_those_of_one_process(pool):
     """Clipped by the norm over all ranks, with momentum, of the policy and of the critic."""
     one, two = one_and_two(pool, critic=make_model(seed=2), settings=MOVING)
@@ -167,6 +175,7 @@ def test_zero_weights_move_nothing_and_all_ranks_skip_a_loss_that_is_not_finite(
     two.close()
 
 
+@pytest.mark.slow
 def test_adapters_over_two_ranks_are_those_of_one_process(pool, tmp_path):
     one, two = one_and_two(pool, lora=LoraSettings(rank=4, alpha=8.0), settings=MOVING)
     batch = Batch(WORKLOADS["stripped"]())

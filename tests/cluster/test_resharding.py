@@ -29,6 +29,7 @@ def moments(learner):
     return {name: tensor for name, tensor in learner.stepper.state().items() if "/" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TIED)
 def test_two_ranks_go_on_as_one_and_one_as_two(pool, tmp_path, kind):
     batch = Batch(WORKLOADS["single turns"]())

@@ -106,7 +106,7 @@ def test_ranks_train_on_while_they_write_what_was_staged(restored_pool, tmp_path
     two.close()
 
 
-@pytest.mark.parametrize("where", ["snapshot", "export"])
+@pytest.mark.parametrize("where", ["snapshot", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_for_one_rank_ends_no_rank(restored_pool, tmp_path, where):
     pool = restored_pool
     two = pool.learner(Made(make_model(), settings=MOVING))
@@ -122,6 +122,7 @@ def test_a_disk_that_is_full_for_one_rank_ends_no_rank(restored_pool, tmp_path, 
     two.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_rank_stages_more_than_its_share(restored_pool, tmp_path, dtype):
     pool = restored_pool

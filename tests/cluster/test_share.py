@@ -73,6 +73,7 @@ def load_counted(folder):
     return alive.most, share, layer, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_loading_takes_a_share_and_one_layer(pool, kind):
     folder = folder_of(make_model(kind, **SIZES))
@@ -102,7 +103,7 @@ def compute_counted(folder):
     return dict(seen.found), most, handed, masters
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.slow), "qwen3_moe"])
 def test_a_pass_in_bfloat16_gathers_two_layers_at_most(pool, kind):
     folder = folder_of(make_model(kind, **SIZES))
     for products, most, handed, masters in pool.run(compute_counted, [folder] * 2):

@@ -15,6 +15,7 @@ from turnwise.learn.router_checks import known_routers, small_pass
 from turnwise.learn.routers import RecordedRoutes
 from turnwise.learn.tiny import build_tokenizer
 from turnwise.plan.pack import pack
+from turnwise.pretrained import import_models
 
 NUM_EXPERTS = 8
 GROUPED = {"n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
@@ -38,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def tiny_mixture(kind: str = "qwen3_moe", seed: int = 0, **changes: Any) -> Any:
     """A random mixture whose experts are far apart, so that a wrong one shows."""
+    import_models()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     usual = {
