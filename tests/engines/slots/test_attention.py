@@ -38,6 +38,7 @@ class Histories:
         tokens = self.random.integers(0, 1000, length).astype(np.int32)
         node = self.radix.insert(tokens, under)
         self.radix.allocate_path(node)
+        node.users = 1  # so that it does not grow where another follows it
         return node
 
     def sit_down(self, slot, num_tokens=1):

@@ -107,6 +107,40 @@ def test_sessions_of_a_group_share_their_prompt_in_later_turns_too():
     assert set(shared) == {len(prompt) - 1}
 
 
+@pytest.mark.parametrize("shared", [0, WORTH_SHARING + 5])
+def test_a_turn_attends_to_as_many_nodes_after_many_turns_as_after_few(shared):
+    """In a chain of nodes, two for each turn, every turn would cost more than the one before."""
+    model = tiny_model()
+    engine = slot_engine(served(model), slots=4, context=192)
+    beginning = prompts(shared)[0]
+    levels, forward = [], engine.model.forward
+
+    def watched(batch):
+        levels.append(len(batch.levels))
+        return forward(batch)
+
+    engine.model.forward = watched
+
+    async def talk(number):
+        random = np.random.default_rng(number)
+        history, turns = np.append(beginning, np.array([number, 8, 9], np.int32)), []
+        for turn in range(12):
+            done = await engine.generate(history, Sampling(3), session=f"s{number}", seed=100 * number + turn)
+            turns.append((history, done))
+            history = np.concatenate([history, done.tokens, random.integers(0, VOCABULARY, 4).astype(np.int32)])
+        return turns
+
+    async def all_of_them():
+        return await asyncio.gather(*(talk(number) for number in range(4)))
+
+    for turns in run(all_of_them()):
+        for given, completion in turns:
+            check(model, given, completion)
+    assert max(levels) == 1 + bool(shared)
+    assert len(list(engine.scheduler.radix.nodes())) == 4 + bool(shared)
+    assert engine.model.prefilled_tokens == shared + 4 * 3 + 4 * 11 * 5
+
+
 def test_the_same_attempt_alone_and_in_a_batch_of_64():
     model = tiny_model()
     random = np.random.default_rng(5)
@@ -132,7 +166,7 @@ def test_the_same_attempt_alone_and_in_a_batch_of_64():
 def live_tokens(engine):
     """What is really held: by nodes of the tree and by rows."""
     rows = engine.scheduler.rows
-    held = sum(len(node.tokens) for node in engine.scheduler.radix.nodes() if node.states is not None)
+    held = sum(node.states[0].shape[-2] for node in engine.scheduler.radix.nodes() if node.states is not None)
     return held + sum(rows.row_size(slot) for slot in rows.location)
 
 

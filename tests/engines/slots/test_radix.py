@@ -44,9 +44,10 @@ def check(tree):
         assert node.parent.children[int(node.tokens[0])] is node
         assert node.start == node.parent.end
         if node.states is None:
-            assert node.num_cached_tokens == 0
+            assert node.num_cached_tokens == node.num_allocated == 0
             continue
-        spent += len(node.tokens)
+        assert node.num_cached_tokens <= node.num_allocated == node.states[0].shape[-2] <= len(node.tokens)
+        spent += node.states[0].shape[-2]
         for place in range(node.num_cached_tokens):
             assert (node.states[0][:, :, :, place] == meaning(spelled(node)[: node.start + place + 1])).all()
     return spent
@@ -90,6 +91,72 @@ def test_a_node_that_is_half_full_is_split_on_either_side():
         upper = tree.add_user(tokens("abcdef"[:at]))
         assert (upper.num_cached_tokens, node.num_cached_tokens) == ((2, 1) if at == 2 else (3, 0))
         check(tree)
+
+
+def test_the_last_node_of_a_conversation_grows_with_it():
+    tree = radix()
+    said = ""
+    for turn in range(20):
+        said += f"question {turn} answer {turn} "
+        node = tree.add_user(tokens(said))
+        tree.pin(node)
+        assert [each.num_cached_tokens > 0 for each in node.path()] == [turn > 0]
+        compute(tree, node)
+        tree.unpin(node)
+        tree.remove_user(node)
+        assert len(list(tree.nodes())) == 1
+        assert check(tree) == tree.num_allocated == len(said)
+
+
+def test_a_node_that_is_read_or_followed_does_not_grow():
+    for holds in ("user", "pin", "child"):
+        tree = radix()
+        node = tree.add_user(tokens("abc"))
+        compute(tree, node)
+        if holds == "pin":
+            tree.pin(node)
+        if holds == "child":
+            compute(tree, tree.add_user(tokens("abcx")))
+        if holds != "user":
+            tree.remove_user(node)
+        assert tree.add_user(tokens("abcdef")).parent is node
+        assert spelled(node) == "abc"
+        check(tree)
+
+
+def test_an_end_that_nobody_computes_any_more_is_cut_off():
+    tree = radix()
+    compute(tree, first := tree.add_user(tokens("abc")))
+    tree.remove_user(first)
+    assert tree.add_user(tokens("abcdef")) is first
+    assert tree.num_unallocated(first) == 3
+    tree.remove_user(first)
+    assert spelled(first) == "abc"
+    assert first.is_cached
+
+
+def test_a_grown_node_is_split_where_its_memory_ends_or_elsewhere():
+    for at in (2, 3, 4):
+        tree = radix()
+        compute(tree, first := tree.add_user(tokens("abc")))
+        tree.remove_user(first)
+        grown = tree.add_user(tokens("abcdef"))
+        upper = tree.add_user(tokens("abcdef"[:at]))
+        assert upper.num_allocated + grown.num_allocated == upper.num_cached_tokens + grown.num_cached_tokens == 3
+        compute(tree, grown)
+        assert check(tree) == tree.num_allocated == 6
+
+
+def test_of_a_long_conversation_the_second_half_goes_first():
+    tree = radix(capacity=250)
+    text = "".join(chr(100 + place) for place in range(200))
+    compute(tree, node := tree.add_user(tokens(text)))
+    tree.remove_user(node)
+    assert tree.make_room(80)
+    assert [spelled(each) for each in tree.nodes()] == [text[:100]]
+    assert check(tree) == tree.num_allocated == 100
+    assert tree.make_room(250)
+    assert list(tree.nodes()) == []
 
 
 def test_the_least_recently_used_goes_first_and_leaves_before_what_they_follow():

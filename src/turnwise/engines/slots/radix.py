@@ -12,16 +12,19 @@ from turnwise.tokens import Tokens, common_prefix
 
 RouteRows = Callable[[int], Routes]
 """Empty routes for so many tokens."""
+SMALLEST_HALVED = 64
+"""A node with memory for at least so many tokens is evicted by halves."""
 
 
 class PrefixNode:
-    """A run of tokens that follows its parent's. `states` holds keys and values of its first `num_cached_tokens`, and
-    `routes` their experts."""
+    """A run of tokens that follows its parent's. `states` has memory for its first `num_allocated` tokens and holds the
+    keys and values of its first `num_cached_tokens`; `routes` has their experts."""
 
     __slots__ = (
         "children",
         "detached",
         "last_used",
+        "num_allocated",
         "num_cached_tokens",
         "parent",
         "pins",
@@ -39,6 +42,7 @@ class PrefixNode:
         self.children: dict[int, PrefixNode] = {}
         self.states: KVStates | None = None
         self.routes: Routes | None = None  # of the same tokens as the states, where the engine records them
+        self.num_allocated = 0
         self.num_cached_tokens = 0
         self.pins = 0  # running requests that read it: it must not be evicted
         self.users = 0  # running and waiting requests that read it
@@ -52,6 +56,16 @@ class PrefixNode:
     @property
     def is_cached(self) -> bool:
         return self.num_cached_tokens == len(self.tokens)
+
+    @property
+    def num_unallocated(self) -> int:
+        """Tokens that have no memory yet."""
+        return len(self.tokens) - self.num_allocated
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it may grow at its end: nothing follows it in the tree, and no request reads it."""
+        return not (self.parent is None or self.children or self.users or self.pins or self.detached)
 
     @property
     def allocated(self) -> KVStates:
@@ -89,10 +103,16 @@ class Radix:
     # ------------------------------------------------------------ the tree
 
     def insert(self, tokens: Tokens, under: PrefixNode | None = None) -> PrefixNode:
-        """The node at whose end exactly these tokens were read, from `under` or the root on."""
+        """The node at whose end exactly these tokens were read, from `under` or the root on.
+
+        The last node of a conversation grows with it. A child for the action and one for the observation of every turn
+        would be a chain as long as the conversation, and every pass would attend to it node by node."""
         node, start = under or self.root, 0
         while start < len(tokens):
             child = node.children.get(int(tokens[start]))
+            if child is None and node.is_private:
+                node.tokens = np.concatenate([node.tokens, tokens[start:]])
+                return node
             if child is None:
                 child = PrefixNode(tokens[start:].copy(), node, node.end)
                 node.children[int(tokens[start])] = child
@@ -109,19 +129,25 @@ class Radix:
         upper = PrefixNode(node.tokens[:count], node.parent, node.start)
         upper.pins, upper.users, upper.last_used, upper.detached = node.pins, node.users, node.last_used, node.detached
         upper.num_cached_tokens = min(node.num_cached_tokens, count)
+        upper.num_allocated = min(node.num_allocated, count)
         if node.states is not None:
-            upper.states, lower = self.layout.empty(count), self.layout.empty(len(node.tokens) - count)
-            copy_into(upper.states, token_range(node.states, 0, count))
-            copy_into(lower, token_range(node.states, count, len(node.tokens)))
-            node.states = lower
-            if node.routes is not None:
-                upper.routes, node.routes = node.routes[:count].copy(), node.routes[count:].copy()
+            upper.states, upper.routes = self.part(node, 0, upper.num_allocated)
+            node.states, node.routes = self.part(node, upper.num_allocated, node.num_allocated)
         upper.children[int(node.tokens[count])] = node
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
         node.tokens, node.start = node.tokens[count:], node.start + count
         node.num_cached_tokens -= upper.num_cached_tokens
+        node.num_allocated -= upper.num_allocated
         return upper
+
+    def part(self, node: PrefixNode, start: int, end: int) -> tuple[KVStates | None, Routes | None]:
+        """A copy of the memory for some of a node's tokens; None where these are none."""
+        if start == end:
+            return None, None
+        states = self.layout.empty(end - start)
+        copy_into(states, token_range(node.allocated, start, end))
+        return states, None if node.routes is None else node.routes[start:end].copy()
 
     def nodes(self) -> Iterator[PrefixNode]:
         stack = [self.root]
@@ -146,7 +172,11 @@ class Radix:
             self.prune(each)
 
     def prune(self, node: PrefixNode) -> None:
-        if node.users or node.children or node.states is not None or node.parent is None:
+        """Drop a node that nobody needs, or the end of one that has no memory."""
+        if node.users or node.children or node.parent is None:
+            return
+        if node.states is not None:
+            node.tokens = node.tokens[: node.num_allocated]
             return
         if node.parent.children.get(int(node.tokens[0])) is node:
             del node.parent.children[int(node.tokens[0])]
@@ -168,15 +198,23 @@ class Radix:
 
     def num_unallocated(self, node: PrefixNode) -> int:
         """Tokens of a path that have no memory yet."""
-        return sum(len(each.tokens) for each in node.path() if each.states is None)
+        return sum(each.num_unallocated for each in node.path())
 
     def allocate(self, node: PrefixNode) -> None:
-        """Give a node memory for its keys and values; `make_room` must have found it before."""
-        if node.states is None:
-            node.states = self.layout.empty(len(node.tokens))
-            if self.route_rows is not None:
-                node.routes = self.route_rows(len(node.tokens))
-            self.num_allocated += len(node.tokens)
+        """Give a node memory for its keys and values; `make_room` must have found it before. What it holds already
+        stays."""
+        if not node.num_unallocated:
+            return
+        states, cached = self.layout.empty(len(node.tokens)), node.num_cached_tokens
+        if node.states is not None:
+            copy_into(token_range(states, 0, cached), token_range(node.states, 0, cached))
+        if self.route_rows is not None:
+            routes = self.route_rows(len(node.tokens))
+            if node.routes is not None:
+                routes[:cached] = node.routes[:cached]
+            node.routes = routes
+        self.num_allocated += node.num_unallocated
+        node.states, node.num_allocated = states, len(node.tokens)
 
     def allocate_path(self, node: PrefixNode) -> None:
         for each in node.path():
@@ -185,22 +223,25 @@ class Radix:
     def release(self, node: PrefixNode) -> None:
         """Drop a node's keys and values."""
         if node.states is not None:
-            self.num_allocated -= len(node.tokens)
-            node.states, node.routes, node.num_cached_tokens = None, None, 0
+            self.num_allocated -= node.num_allocated
+            node.states, node.routes, node.num_allocated, node.num_cached_tokens = None, None, 0, 0
 
     def make_room(self, count: int) -> bool:
         """Whether so many more tokens fit, after evicting as many nodes as that needs: the least recently used first,
-        those that no request waits for before those that one does."""
+        those that no request waits for before those that one does. Of a long node the second half may do."""
         lacking = self.num_allocated + count - self.capacity
         if lacking <= 0:
             return True
         idle = [node for node in self.nodes() if node.states is not None and not node.pins]
-        if sum(len(node.tokens) for node in idle) < lacking:
+        if sum(node.num_allocated for node in idle) < lacking:
             return False
         # A node was used no later than its parent and has no more users, so that children go first.
         for node in sorted(idle, key=lambda node: (node.users > 0, node.last_used, -node.start)):
-            if self.num_allocated + count <= self.capacity:
+            lacking = self.num_allocated + count - self.capacity
+            if lacking <= 0:
                 break
+            if node.num_allocated >= max(2 * lacking, SMALLEST_HALVED):
+                self.split(node, node.num_allocated // 2)
             self.release(node)
             self.prune(node)
         return True

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-from turnwise.engines.slots.kv_layout import KVLayout, copy_into
+from turnwise.engines.slots.kv_layout import KVLayout, copy_into, token_range
 from turnwise.engines.slots.passes import Pass, lay_out
 from turnwise.engines.slots.radix import PrefixNode, Radix, RouteRows
 from turnwise.engines.slots.request import NO_SLOT, Request
@@ -242,13 +242,14 @@ class Scheduler:
         for node in reversed(list(last.path(above))):
             if node.is_cached:
                 continue
-            if node.states is None:
-                if not self.radix.make_room(len(node.tokens)):
-                    break
-                self.radix.allocate(node)
-            copy_into(node.allocated, self.rows.states(slot, node.start - start, node.end - start))
+            if not self.radix.make_room(node.num_unallocated):
+                break
+            self.radix.allocate(node)
+            known, first = node.num_cached_tokens, node.start + node.num_cached_tokens
+            new = token_range(node.allocated, known, len(node.tokens))
+            copy_into(new, self.rows.states(slot, first - start, node.end - start))
             if node.routes is not None and self.state.routes is not None:
-                node.routes[:] = self.state.routes[slot, node.start : node.end]
+                node.routes[known:] = self.state.routes[slot, first : node.end]
             node.num_cached_tokens = len(node.tokens)
         self.radix.unpin(last)
         for node in list(last.path(above)):
