@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from turnwise.rollout.limits import Limits
@@ -25,6 +26,9 @@ class Deadline:
     Code that does not end at its deadline gets `limits.grace` more seconds; then `overdue` is done, and the attempt is
     left behind.
 
+    Every call moves the deadline, and almost none reaches it. So one timer serves both ends, and it is set again only
+    when it rings or when it would ring too late.
+
     Example:
         deadline = Deadline(limits)
         async with deadline:                # raises TimeoutError when it passes
@@ -40,18 +44,28 @@ class Deadline:
         self.call_seconds = limits.call_seconds
         self.attempt_seconds = limits.attempt_seconds
         self.end = self.now() + limits.attempt_seconds
-        self.timeout = asyncio.timeout_at(self.end)
+        self.when = self.end
+        """The deadline at present."""
+        self.give_up_at = math.inf
+        self.timeout = asyncio.timeout(None)
+        self.can_pass = False
+        """Whether a deadline that passes ends code, and has not done so yet."""
+        self.has_passed = False
         self.overdue: asyncio.Future[None] = self.loop.create_future()
         """Done when the grace after a deadline has passed and the code that should have ended still runs."""
         self.timer: asyncio.TimerHandle | None = None
+        self.rings_at = math.inf
         self.is_closing = False
         self.give_up_after(self.end)
 
     async def __aenter__(self) -> Deadline:
         await self.timeout.__aenter__()
+        self.can_pass = True
+        self.ring_by(self.when)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self.can_pass = False
         await self.timeout.__aexit__(*error)
 
     def start(self) -> None:
@@ -94,13 +108,35 @@ class Deadline:
     def move_to(self, when: float | None) -> None:
         if self.overdue.done():  # the attempt was left behind: nobody waits for it any more
             raise asyncio.CancelledError
-        self.timeout.reschedule(when)
+        if self.has_passed:
+            self.timeout.reschedule(None)  # raises where code goes on that its deadline has ended
+            self.can_pass, self.has_passed = True, False
+        self.when = math.inf if when is None else when
+        self.ring_by(self.when)
         self.give_up_after(when)
 
     def give_up_after(self, when: float | None) -> None:
         """Leave the attempt behind if it has not ended by then and a little later; None: wait for ever."""
-        self.cancel_timer()
-        self.timer = None if when is None else self.loop.call_at(when + self.grace, self.give_up)
+        self.give_up_at = math.inf if when is None else when + self.grace
+        self.ring_by(self.give_up_at)
+
+    def ring_by(self, when: float) -> None:
+        """Have the timer ring then, unless it rings before."""
+        if when < self.rings_at:
+            self.cancel_timer()
+            self.timer, self.rings_at = self.loop.call_at(when, self.ring), when
+
+    def ring(self) -> None:
+        """End what is late, and set the timer again for what is not."""
+        self.timer, self.rings_at = None, math.inf
+        now = self.now()
+        if self.can_pass and self.when <= now:
+            self.can_pass, self.has_passed = False, True
+            self.timeout.reschedule(now)
+        if self.give_up_at <= now:
+            self.give_up()
+        else:
+            self.ring_by(min(self.when, self.give_up_at) if self.can_pass else self.give_up_at)
 
     def give_up(self) -> None:
         if not self.overdue.done():
@@ -109,3 +145,4 @@ class Deadline:
     def cancel_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
+        self.timer, self.rings_at = None, math.inf
