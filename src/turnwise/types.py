@@ -151,9 +151,12 @@ class Turn:
         fix(self, "action", frozen_array(self.action, np.int32, "Turn.action"))
         fix(self, "logprobs", frozen_array(self.logprobs, np.float32, "Turn.logprobs"))
         fix(self, "versions", frozen_array(self.versions, np.int32, "Turn.versions"))
-        fix(self, "stop", StopReason(self.stop))
-        fix(self, "broke", Break(self.broke))
-        fix(self, "heard", tuple(self.heard))
+        if type(self.stop) is not StopReason:
+            fix(self, "stop", StopReason(self.stop))
+        if type(self.broke) is not Break:
+            fix(self, "broke", Break(self.broke))
+        if type(self.heard) is not tuple:
+            fix(self, "heard", tuple(self.heard))
         size = len(self.action)
         if len(self.logprobs) != size or len(self.versions) != size:
             raise ValueError(

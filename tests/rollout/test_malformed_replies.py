@@ -17,7 +17,7 @@ from rollout.hostile import BAD, FIELDS, LooseReply, filled, with_property
 from support.acting import TASK, Puppet, attempted, hang, limits, renderer, run, user
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
-from turnwise.envs.base import Reply
+from turnwise.envs.base import Reply, is_plain
 from turnwise.messages import Message, ToolCall
 from turnwise.rollout.group import AttemptMaker
 from turnwise.types import Status
@@ -311,6 +311,20 @@ def test_a_reply_holds_values_of_our_own_types():
         assert {type(value) for value in (reply.reward, reply.outcome, *reply.marks.values())} == {float}
         texts = [*reply.marks, *reply.stop, reply.messages[0].role, reply.messages[0].content]
         assert {type(text) for text in texts} == {str}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_only_a_reply_of_plain_values_goes_through_without_a_copy(name):
+    """Also one whose fields were changed after it was checked."""
+    random = Random(name)
+    good = {"messages": user("x"), "history": user("y"), "marks": {"tries": 1.0}, "stop": ("</a>",)}
+    assert is_plain(Reply(**good))
+    for _ in range(300):
+        reply = Reply(**good)
+        object.__setattr__(reply, name, BAD[name](random))
+        assert not is_plain(reply)
+    assert not is_plain(object.__new__(Reply))
+    assert not is_plain(type("Other", (Reply,), {})(**good))
 
 
 def test_a_reply_keeps_no_mapping_of_the_environment():

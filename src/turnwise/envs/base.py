@@ -71,6 +71,51 @@ class Reply:
 # hashed or pickled later. Types are asked of the value's class, because an instance can lie about `__class__`.
 
 
+def is_plain(reply: Reply) -> bool:
+    """Whether a reply is as `Reply` makes it, and holds nothing but plain values; checked without calling any code of
+    theirs. False for the rarer fields, which are checked by making a new one."""
+    if type(reply) is not Reply:
+        return False
+    try:
+        return (
+            reply.tools is None
+            and type(reply.messages) is tuple
+            and all(map(is_plain_message, reply.messages))
+            and (reply.history is None or (type(reply.history) is tuple and all(map(is_plain_message, reply.history))))
+            and is_plain_number(reply.reward)
+            and is_plain_number(reply.outcome)
+            and type(reply.finished) is bool
+            and type(reply.marks) is dict
+            and all(type(name) is str and is_plain_number(value) for name, value in reply.marks.items())
+            and type(reply.stop) is tuple
+            and all(type(text) is str and text for text in reply.stop)
+            and type(reply.raised) is tuple
+            and not reply.raised
+            and type(reply.seats) is tuple
+            and not reply.seats
+            and type(reply.moves_next) is int
+            and reply.moves_next == 0
+        )
+    except AttributeError:  # a value that was made without its fields
+        return False
+
+
+def is_plain_message(message: Any) -> bool:
+    return (
+        type(message) is Message
+        and type(message.role) is str
+        and type(message.content) is str
+        and type(message.thinking) is str
+        and type(message.fault) is str
+        and type(message.calls) is tuple
+        and not message.calls
+    )
+
+
+def is_plain_number(number: Any) -> bool:
+    return type(number) is float and abs(number) <= LARGEST_PAY
+
+
 def plain_messages(given: Any) -> tuple[Message, ...]:
     """The messages, checked one by one, so that an endless iterable is refused at its first wrong item."""
     if isinstance(given, (str, Message)):

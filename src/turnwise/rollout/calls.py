@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from turnwise.envs.base import Reply
+from turnwise.envs.base import Reply, is_plain
 from turnwise.envs.daemon_threads import DaemonThreads
 from turnwise.envs.raised import Raised, carrying, error_line, home_of
 from turnwise.rollout.blame import border
@@ -53,10 +53,12 @@ def as_failure(error: BaseException) -> EnvironmentFailure:
 
 
 def checked(answer: Any, method: Callable[..., Any]) -> Reply:
-    """The answer copied into a plain Reply: a subclass could skip the checks, or compute its fields anew at every
-    read."""
+    """The answer as a plain Reply. One that is not plain to the last value is copied into one: a subclass could skip
+    the checks, or compute its fields anew at every read."""
     if not issubclass(type(answer), Reply):
         raise failure_of(method, f"{name_of(method)} must return a Reply, got {type(answer).__name__}")
+    if is_plain(answer):
+        return answer  # type: ignore[no-any-return]
     return Reply(**{name: getattr(answer, name) for name in Reply.__slots__})
 
 
