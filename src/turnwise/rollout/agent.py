@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from turnwise.engines.base import Completion, Sampling
 from turnwise.envs.base import Reply
@@ -13,7 +13,7 @@ from turnwise.messages import Message
 from turnwise.rollout.calls import EnvironmentFailure, ask
 from turnwise.rollout.faults import is_heard, reply_to
 from turnwise.rollout.limits import Limits, abridged, text_bytes
-from turnwise.rollout.render.off_loop import render_off_loop
+from turnwise.rollout.render.off_loop import next_off_loop, render_off_loop
 from turnwise.rollout.render.renderer import Prompt
 from turnwise.rollout.scene import RunningAttempt, Scene
 from turnwise.routes import first_new
@@ -51,12 +51,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
             return Status.too_long if turns else Status.prompt_too_long
 
         # 3. Sample the action.
-        sampling = replace(
-            scene.sampling,
-            max_tokens=room,
-            stop=(*scene.sampling.stop, *reply.stop),
-            routes=routes_from(scene.sampling, prompt.tokens, turns),
-        )
+        sampling = sampling_within(scene.sampling, room, reply.stop, routes_from(scene.sampling, prompt.tokens, turns))
         seed = attempt.noise(len(turns))
         deadline.start_call()
         completion = await scene.engine.generate(prompt.tokens, sampling, session=attempt.session, seed=seed)
@@ -85,7 +80,7 @@ async def play(scene: Scene, running: RunningAttempt) -> Status:
         messages_before, tools_before = messages, tools
         messages = (*messages, action, *reply.messages) if reply.history is None else reply.history
         tools = tools if reply.tools is None else reply.tools
-        prompt = await render_off_loop(renderer.next, turns[-1], messages_before, messages, tools, tools_before)
+        prompt = await next_off_loop(renderer, turns[-1], messages_before, messages, tools, tools_before)
 
 
 async def open_environment(running: RunningAttempt) -> Reply:
@@ -101,6 +96,12 @@ def shortened(reply: Reply, limits: Limits) -> Reply:
     """The reply as it is recorded: only the beginning of an observation that is too large."""
     is_large = text_bytes(reply.messages) > limits.observation_bytes
     return replace(reply, messages=abridged(reply.messages)) if is_large else reply
+
+
+@lru_cache(maxsize=4096)
+def sampling_within(sampling: Sampling, room: int, stop: tuple[str, ...], routes: int | None) -> Sampling:
+    """How one action is sampled. Most turns of a run have the same room and stop strings, which are checked once."""
+    return replace(sampling, max_tokens=room, stop=(*sampling.stop, *stop), routes=routes)
 
 
 def routes_from(sampling: Sampling, prompt: Tokens, turns: Sequence[Turn]) -> int | None:

@@ -406,7 +406,8 @@ def test_there_is_one_way_from_text_to_prompts():
     source = Path(module.__file__).parents[2]
     calls = {
         ".apply_chat_template(": {"rollout/render/template.py"},
-        "tokenizer.encode(": {"rollout/render/control.py", "rollout/render/probe.py"},
+        "tokenizer.encode(": {"rollout/render/codec.py", "rollout/render/control.py", "rollout/render/probe.py"},
+        "codec.encode(": {"rollout/render/control.py"},
         "tokenizer(list": {"envs/search/retrieval/dense.py"},
         "control.plain(": {"rollout/render/renderer.py"},
         ".encode_raw(": {"serve/call.py", "serve/session.py"},

@@ -74,6 +74,6 @@ def test_a_renderer_keeps_no_more_than_its_share(monkeypatch):
     renderer = Renderer(byte_tokenizer())
     for number in range(40):
         renderer.first(user(f"{number}" + "x" * 2_000))
-    for kept in (renderer.opening, renderer.addition_after, renderer.treats_alike, renderer.can_show):
+    for kept in (renderer.whole, renderer.addition_after, renderer.treats_alike, renderer.can_show, renderer.text_of):
         assert kept.num_bytes <= 200_000
-    assert 0 < len(renderer.opening.results) < 40
+    assert 0 < len(renderer.whole.results) < 40

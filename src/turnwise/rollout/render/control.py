@@ -24,6 +24,7 @@ import numpy as np
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.pretrained import ChatTokenizer
+from turnwise.rollout.render.codec import Codec
 from turnwise.tokens import Tokens
 
 PRIVATE = range(0xF0000, 0xFFFFE)
@@ -65,6 +66,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: ChatTokenizer, looked_for: Iterable[str] = (), *, trusted: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.codec = Codec(tokenizer)
         self.trusted = trusted
         added = tokenizer.added_tokens_decoder.items()
         self.tokens = {token.content: int(number) for number, token in added if is_control(token)}
@@ -115,7 +117,7 @@ class ControlTokens:
 
     def plain(self, text: str) -> Tokens:
         """The tokens of a text as the tokenizer gives them, including control tokens."""
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return self.codec.encode(text)
 
     def positions(self, text: str) -> list[tuple[int, str]]:
         """The positions and texts of control tokens in a text, including those that overlap."""

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ class Remembered(Generic[Arguments, Result]):
     number, because an argument may be a message of a megabyte.
 
     Example:
-        opening = Remembered(render_opening, max_bytes=32 << 20)
+        whole = Remembered(render_whole, max_bytes=32 << 20)
     """
 
     def __init__(self, function: Callable[Arguments, Result], max_bytes: int) -> None:
@@ -33,11 +32,12 @@ class Remembered(Generic[Arguments, Result]):
         self.lock = threading.Lock()
 
     def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-        key = (arguments, tuple(sorted(named.items())))
+        key = (arguments, tuple(sorted(named.items()))) if named else arguments
         with self.lock:
-            if key in self.results:
+            known = self.results.get(key)
+            if known is not None:
                 self.results.move_to_end(key)
-                return self.results[key][0]
+                return known[0]
         result = self.function(*arguments, **named)
         size = size_of(key) + size_of(result)
         with self.lock:
@@ -52,10 +52,12 @@ class Remembered(Generic[Arguments, Result]):
 
 def size_of(value: Any) -> int:
     """Approximate size of a value in bytes; shared parts are counted twice."""
+    if isinstance(value, str):
+        return sys.getsizeof(value)
     if isinstance(value, np.ndarray):
         return int(value.nbytes) + 128
     if isinstance(value, (tuple, list)):
         return sys.getsizeof(value) + sum(map(size_of, value))
-    if is_dataclass(value):
-        return 64 + sum(size_of(getattr(value, field.name)) for field in fields(value))
+    if (names := getattr(type(value), "__dataclass_fields__", None)) is not None:
+        return 64 + sum(size_of(getattr(value, name)) for name in names)
     return sys.getsizeof(value)

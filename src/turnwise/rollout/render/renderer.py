@@ -26,7 +26,9 @@ import numpy as np
 
 from turnwise.messages import Message
 from turnwise.pretrained import ChatTokenizer
+from turnwise.rollout.render.codec import Codec
 from turnwise.rollout.render.control import GuardedText
+from turnwise.rollout.render.histories import Addition, Histories
 from turnwise.rollout.render.remembered import Remembered
 from turnwise.rollout.render.skeleton import Skeletons
 from turnwise.rollout.render.template import QUESTION, RESULT, Template, Tools
@@ -68,7 +70,9 @@ class Renderer:
         self.tokenizer = tokenizer
         self.history = history
         self.template = Template(tokenizer, tools, trust_text=trust_text)
+        self.codec = Codec(tokenizer)
         self.skeletons = Skeletons(self.template.source)
+        self.histories = Histories(self.skeletons.of, MOST_KEPT)
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         template_ends = self.template.ends()
         self.end_tokens = tuple(dict.fromkeys([*template_ends, *eos, *map(int, end_tokens)]))
@@ -84,31 +88,28 @@ class Renderer:
         """Tokens with which the template closes a message."""
         self.added = frozenset(map(int, tokenizer.get_added_vocab().values()))
         # The attempts of a group have the same first prompt, and environments repeat their replies.
-        self.opening = Remembered(self.render_opening, MOST_KEPT)
+        self.whole = Remembered(self.render_whole, MOST_KEPT)
         self.addition_after = Remembered(self.render_addition, MOST_KEPT)
         self.treats_alike = Remembered(self.compare, MOST_KEPT // 4)
         self.can_show = Remembered(self.try_to_show, MOST_KEPT // 4)
+        self.text_of = Remembered(self.template.try_render, MOST_KEPT // 4)
 
     def first(self, messages: Sequence[Message], tools: Tools = ()) -> Prompt:
         """The prompt of a first turn that may call `tools`."""
-        return self.opening(tuple(messages), tools)
+        return Prompt(self.whole(tuple(messages), tools))
 
-    def render_opening(self, messages: Messages, tools: Tools) -> Prompt:
-        return Prompt(frozen(self.encode(self.template.render(messages, tools))))
+    def render_whole(self, messages: Messages, tools: Tools) -> Tokens:
+        return frozen(self.encode(self.template.render(messages, tools)))
 
     def next(
         self, before: Turn, shown: Messages, messages: Messages, tools: Tools = (), shown_tools: Tools = ()
     ) -> Prompt:
         """The prompt with `messages` and `tools`, after a turn whose prompt had `shown` and `shown_tools`."""
-        goes_on = messages[: len(shown) + 1] == (*shown, before.said)
-        if not goes_on or (tools != shown_tools and self.tools_change_text(shown, tools, shown_tools)):
-            return self.rendered_anew(before, self.template.render(messages, tools), Break.history)
-        new = messages[len(shown) + 1 :]
+        if not self.goes_on(before, shown, messages, tools, shown_tools):
+            return rendered_anew(before, self.whole(messages, tools), Break.history)
+        if (extension := self.extension(before, shown, messages, tools, shown_tools)) is not None:
+            return extension
         spoken = self.decode(self.without_end(before.action).tolist())
-        if self.history != "rerender":
-            addition = self.quick_addition(shown, before.said, spoken, new, tools)
-            if addition is not None and (tokens := self.extended(before, addition)) is not None:
-                return Prompt(tokens)
         rendered, known_text = self.template.render(messages, tools), self.template.render(shown, tools).text + spoken
         if self.history != "rerender" and rendered.text.startswith(known_text):
             addition = self.encode_addition(rendered.after(len(known_text)))
@@ -116,17 +117,30 @@ class Renderer:
                 return Prompt(tokens)
         ended = self.decode(before.action[len(self.without_end(before.action)) :].tolist())
         same_text = rendered.text.startswith(known_text + ended)
-        return self.rendered_anew(before, rendered, Break.retokenised if same_text else Break.template)
+        cause = Break.retokenised if same_text else Break.template
+        return rendered_anew(before, frozen(self.encode(rendered)), cause)
+
+    def extension(
+        self, before: Turn, shown: Messages, messages: Messages, tools: Tools = (), shown_tools: Tools = ()
+    ) -> Prompt | None:
+        """The same prompt if it can be made of the new messages alone, in a time that does not depend on the length of
+        the history; otherwise None."""
+        if self.history == "rerender" or not self.goes_on(before, shown, messages, tools, shown_tools):
+            return None
+        spoken = self.decode(self.without_end(before.action).tolist())
+        added = self.quick_addition(shown, messages, spoken, tools)
+        tokens = None if added is None else self.extended(before, added)
+        return None if tokens is None else Prompt(tokens)
+
+    def goes_on(self, before: Turn, shown: Messages, messages: Messages, tools: Tools, shown_tools: Tools) -> bool:
+        """Whether the conversation begins with what the turn before showed and said."""
+        if messages[: len(shown) + 1] != (*shown, before.said):
+            return False
+        return tools is shown_tools or tools == shown_tools or not self.tools_change_text(shown, tools, shown_tools)
 
     def tools_change_text(self, shown: Messages, tools: Tools, shown_tools: Tools) -> bool:
         """Whether other tools change the text of the earlier messages."""
         return self.template.render(shown, tools).text != self.template.render(shown, shown_tools).text
-
-    def rendered_anew(self, before: Turn, rendered: GuardedText, cause: Break) -> Prompt:
-        """A whole conversation, tokenised anew; no break if the tokens still begin with those of the turn before."""
-        tokens = frozen(self.encode(rendered))
-        known_tokens = np.concatenate([before.prompt, before.action])
-        return Prompt(tokens, Break.none if np.array_equal(tokens[: len(known_tokens)], known_tokens) else cause)
 
     def extended(self, before: Turn, addition: Tokens) -> Tokens | None:
         """The tokens of the turn before and of the text after it; None if the action ended with a token that the
@@ -140,38 +154,35 @@ class Renderer:
 
     # ------------------------------------------------------------ the text after an action, without the whole history
 
-    def quick_addition(
-        self, shown: Messages, answer: Message, spoken: str, new: Messages, tools: Tools
-    ) -> Tokens | None:
+    def quick_addition(self, shown: Messages, messages: Messages, spoken: str, tools: Tools) -> Tokens | None:
         """The tokens that the template writes after an action, rendered with a short conversation in place of `shown`.
         None if the template treats the two conversations differently, or does not keep the action's text."""
-        skeleton = tuple(map(self.skeletons.of, shown))
-        short = stand_in(skeleton)
-        more = tuple(map(self.skeletons.of, (answer, *new)))
-        treated_alike = self.treats_alike(skeleton, short, more, tools)
-        return self.addition_after(short, answer, spoken, new, tools) if treated_alike else None
+        addition = self.histories.addition(shown, messages)
+        if not self.treats_alike(addition, tools):
+            return None
+        return self.addition_after(stand_in(addition.shown), messages[len(shown) :], spoken, tools)
 
-    def compare(self, shown: Messages, short: Messages, more: Messages, tools: Tools) -> bool:
-        """Whether the template adds the same text for `more` to both conversations and changes neither of them."""
+    def compare(self, addition: Addition, tools: Tools) -> bool:
+        """Whether the template adds the same text to a conversation and to its stand-in and changes neither of them."""
+        shown, short = addition.shown, stand_in(addition.shown)
         if shown == short:
             return True
-        first, second = [self.added_text(messages, more, tools) for messages in (shown, short)]
+        first, second = [self.added_text(messages, addition.more, tools) for messages in (shown, short)]
         return first is not None and second is not None and first.text == second.text
 
     def added_text(self, shown: Messages, more: Messages, tools: Tools) -> GuardedText | None:
         """The text that `more` adds to the text of a conversation; None if it changes the text before."""
-        old, rendered = self.template.try_render(shown, tools), self.template.try_to_write((*shown, *more), tools)
+        old, rendered = self.text_of(shown, tools), self.template.try_to_write((*shown, *more), tools)
         return (
             rendered.after(len(old))
             if old is not None and rendered is not None and rendered.text.startswith(old)
             else None
         )
 
-    def render_addition(
-        self, shown: Messages, answer: Message, spoken: str, new: Messages, tools: Tools
-    ) -> Tokens | None:
-        """The tokens between an action and the next one; None if the template does not keep the action's text."""
-        added = self.added_text(shown, (answer, *new), tools)
+    def render_addition(self, shown: Messages, more: Messages, spoken: str, tools: Tools) -> Tokens | None:
+        """The tokens between an action, the first message of `more`, and the next one; None if the template does not
+        keep the action's text."""
+        added = self.added_text(shown, more, tools)
         if added is None or not added.text.startswith(spoken):
             return None
         return self.encode_addition(added.after(len(spoken)))
@@ -226,8 +237,14 @@ class Renderer:
         return self.template.control.plain(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self.codec.decode(tokens)
+
+
+def rendered_anew(before: Turn, tokens: Tokens, cause: Break) -> Prompt:
+    """The prompt of a whole conversation; no break if its tokens still begin with those of the turn before."""
+    middle, end = len(before.prompt), len(before.prompt) + len(before.action)
+    same = np.array_equal(tokens[:middle], before.prompt) and np.array_equal(tokens[middle:end], before.action)
+    return Prompt(tokens, Break.none if same else cause)
 
 
 def frozen(tokens: Tokens) -> Tokens:
@@ -239,9 +256,10 @@ def frozen(tokens: Tokens) -> Tokens:
 def stand_in(shown: Messages) -> Messages:
     """A short conversation with the end of a long one: its last question, and the last answer with the messages after
     it."""
-    questions = [index for index, message in enumerate(shown) if message.role == "user"]
-    if not questions:
-        return shown
-    tail = shown[questions[-1] :]
-    last = max((index for index, message in enumerate(tail) if message.role == "assistant"), default=1)
-    return (tail[0], *tail[last:])
+    answer = None
+    for index in range(len(shown) - 1, -1, -1):
+        if shown[index].role == "user":
+            return (shown[index], *shown[index + 1 if answer is None else answer :])
+        if shown[index].role == "assistant" and answer is None:
+            answer = index
+    return shown
