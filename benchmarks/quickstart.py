@@ -4,6 +4,8 @@
 
 The clock starts after the warm start and the evaluation before training. "inside" is the model's forward and backward
 passes, in the engine and in the learner, and the optimizer; evaluations during training count like everything else.
+"evaluation_share" is their share of the total, and "loop_share" that part of the steps alone, without evaluations, that
+is neither inside the model nor in environments, plans and credit.
 With lag the engine and the learner overlap, so that their seconds may add up to more than the total.
 """
 
@@ -70,7 +72,7 @@ async def measure(
         await own.before()
         watch.run = own
         engine: Any = own.parts.loop.engine
-        sampled = engine.model.sampled_tokens
+        sampled, evaluated = engine.model.sampled_tokens, own.state.seconds.get("evaluate", 0.0)
         before, start = own.model_seconds(), time.perf_counter()
         if profile:
             profile.enable()
@@ -78,6 +80,7 @@ async def measure(
         if profile:
             profile.disable()
         total = time.perf_counter() - start
+        evaluation = own.state.seconds["evaluate"] - evaluated
         spent = {name: value - before[name] for name, value in own.model_seconds().items()}
         summary = own.finish()
     records = [
@@ -90,6 +93,8 @@ async def measure(
     trained = sum(line["tokens/planned"] for line in lines)
     plan = sum(line["seconds/plan_and_credit"] for line in lines)
     model_seconds = sum(spent.values())
+    steps = sum(line["seconds/step"] for line in lines)
+    in_steps = sum(line.get(f"seconds/{name}", 0.0) for line in lines for name in spent)
     return {
         "before": summary["before"]["sampled"],
         "after": summary["after"]["sampled"],
@@ -108,6 +113,8 @@ async def measure(
         "optimizer": spent["optimizer"],
         "rest": max(0.0, total - model_seconds - environment - plan),
         "inside": model_seconds / total,
+        "evaluation_share": evaluation / total,
+        "loop_share": (steps - in_steps - environment - plan) / steps,
         "sampled_tokens_per_second": (engine.model.sampled_tokens - sampled) / total,
         "trained_tokens_per_second": trained / total,
         "trained_tokens_per_learner_second": trained / (spent["forward_backward"] + spent["optimizer"]),

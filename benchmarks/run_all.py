@@ -23,6 +23,7 @@ BENCHMARKS = {
     "prefix_tree": [],
     "env_batching": [],
     "engines": ["--threads", "1", "2"],
+    "turn_cost": [],
     "async_training": [],
     "weight_sync": [],
     "rank_weights": [],

@@ -19,7 +19,6 @@ class Clock:
     def call_at(self, when, callback, *arguments, context=None):
         self.num_set += 1
         timer = asyncio.TimerHandle(when, callback, arguments, self.loop)
-        timer._scheduled = False
         self.timers.append(timer)
         return timer
 

@@ -41,7 +41,7 @@ def test_equal_numbers_are_equal_skeletons_and_nothing_else_is(drawn, max_bytes)
 def test_a_conversation_that_goes_on_reads_its_new_messages_only():
     read = []
     own = Histories(lambda message: read.append(message.content) or message, 1 << 20)
-    shown = (Message("user", "0"),)
+    shown: tuple[Message, ...] = (Message("user", "0"),)
     for turn in range(1, 9):
         messages = (*shown, Message("assistant", f"a{turn}"), Message("user", f"{turn}"))
         own.addition(shown, messages)
