@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from turnwise.engines.slots import attention
 from turnwise.engines.slots.attention import PassAttention, attend, attend_by_definition
 from turnwise.engines.slots.kv_layout import KVLayout
 from turnwise.engines.slots.passes import lay_out
@@ -51,7 +52,7 @@ class Histories:
             if self.lengths[slot] == self.rows.row_size(slot):
                 self.rows.grow(slot, int(self.lengths[slot]) + 1)
         batch = lay_out(rows, counts)
-        attention = PassAttention(self.layout, batch, self.rows, self.lengths)
+        attend_pass = PassAttention(self.layout, batch, self.rows, self.lengths)
         owners = {prefill.start + i: prefill.node for prefill in batch.prefills for i in range(prefill.count)}
         owners |= dict(zip(batch.slot_index.tolist(), batch.slots.tolist(), strict=True))
         follows = {slot: node for node, own in rows.items() for slot in own}
@@ -59,7 +60,7 @@ class Histories:
             heads, size = self.layout.kinds[self.layout.layer_index[layer][0]]
             query = torch.randn(1, HEADS, batch.size, size)
             key, value = torch.randn(2, 1, heads, batch.size, size)
-            out = attention(layer, query, key, value, scaling)
+            out = attend_pass(layer, query, key, value, scaling)
             assert out.shape == (1, batch.size, HEADS, size)
             for place in range(batch.size):
                 owner = owners[place]
@@ -95,6 +96,25 @@ def test_attention_over_the_cache_is_attention_over_each_history(kv_heads):
     histories.sit_down(2, num_tokens=70)
     histories.compute({system: [3], root: [0], first: [1, 7, 2]}, {second: 2})
     histories.compute({system: [3], root: [0], first: [7, 2, 1]}, {})
+
+
+@pytest.mark.parametrize("kv_heads", [2, 6])
+def test_prompts_of_like_length_are_attended_to_together(kv_heads, monkeypatch):
+    torch.manual_seed(kv_heads)
+    histories = Histories(kv_heads)
+    calls = []
+    monkeypatch.setattr(attention, "attend", lambda *given, **named: calls.append(given) or attend(*given, **named))
+    begun = [histories.node(length) for length in (20, 21, 19, 20, 40, 41, 5, 300)]
+    counts = {node: len(node.tokens) for node in begun}
+    histories.compute({}, {**counts, begun[0]: 8})  # one of them in parts
+    # Per layer one for those of 19 to 21 tokens, and one each for 8, 5, 40, 41 and 300.
+    assert len(calls) == LAYERS * (1 + 5)
+    after = [histories.node(length, node) for length, node in zip((6, 7, 6, 7), begun[1:5], strict=True)]
+    histories.sit_down(4)
+    calls.clear()
+    histories.compute({begun[5]: [4]}, {**{node: len(node.tokens) for node in after}, begun[0]: 12})
+    # One for those of 6 and 7 tokens, one for the 12, one for the row, and one for each node that is read.
+    assert len(calls) == LAYERS * (1 + 1 + 1 + 6)
 
 
 def test_without_scaling_the_square_root_of_the_head_size_is_used():

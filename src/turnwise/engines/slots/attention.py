@@ -1,4 +1,5 @@
-"""Attention of a pass over cached keys and values: one flash kernel per run of memory, merged by log-sum-exp.
+"""Attention of a pass over cached keys and values: one flash kernel per run of memory, merged by log-sum-exp. Short
+prompts of like length share one kernel.
 
 Letters: N tokens of the pass, H heads, G key-value heads, d head size, R rows of a bucket.
 """
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.engines.slots.alike import PaddedRuns, grouped
 from turnwise.engines.slots.kv_layout import KVLayout
 from turnwise.engines.slots.passes import Pass, Prefill, PrefixRead
 from turnwise.engines.slots.row_cache import RowBucket, RowCache
@@ -45,7 +47,10 @@ class PassAttention:
         buckets = rows.buckets.values()
         index_of = dict(zip(batch.slots.tolist(), batch.slot_index.tolist(), strict=True))
         row_index = [np.array([index_of[slot] for slot in bucket.slots], np.int64) for bucket in buckets]
-        prefill_index = [np.arange(prefill.start, prefill.start + prefill.count) for prefill in batch.prefills]
+        groups, self.alone = grouped(batch.prefills, lambda prefill: prefill.count)
+        self.together = [runs_of(group, layout.device) for group in groups]
+        prefill_index = [np.arange(prefill.start, prefill.start + prefill.count) for prefill in self.alone]
+        prefill_index += [runs.index for runs in self.together]
         # Prefills and buckets are computed one after the other, and then put back into the order of the pass.
         computed = np.concatenate([*prefill_index, *row_index])
         in_order = bool((computed[:-1] < computed[1:]).all())
@@ -89,7 +94,11 @@ class PassAttention:
         by_token = [x[0].transpose(0, 1) for x in (query, key, value)]
         # The kernels assume that the numbers of one head are adjacent, whatever the strides say.
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in by_token)
-        parts = [self.prefill(prefill, kind, index, query, key, value, scaling) for prefill in self.batch.prefills]
+        for prefill in self.batch.prefills:
+            for cached, new in zip(prefill.node.allocated[kind][index], (key, value), strict=True):
+                cached[:, prefill.in_node] = new[prefill.in_pass].transpose(0, 1)
+        parts = [self.prefill(prefill, query, key, value, scaling) for prefill in self.alone]
+        parts += [self.prefill_together(runs, query, key, value, scaling) for runs in self.together]
         parts += [self.decode(rows, kind, index, query, key, value, scaling) for rows in self.buckets]
         out, lse = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True))
         if self.pass_order is not None:
@@ -104,14 +113,18 @@ class PassAttention:
         return out.to(query.dtype).contiguous()[None]
 
     def prefill(
-        self, prefill: Prefill, kind: int, index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+        self, prefill: Prefill, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> tuple[Tensor, Tensor]:
         """New tokens of a node, each over itself and the new tokens before it."""
         q, k, v = (x[prefill.in_pass].transpose(0, 1) for x in (query, key, value))
-        states = prefill.node.allocated[kind][index]
-        states[0, :, prefill.in_node] = k
-        states[1, :, prefill.in_node] = v
         return by_token_of(*attend(q[None], k[None], v[None], scaling, causal=True))
+
+    def prefill_together(
+        self, runs: PaddedRuns, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same for several nodes. No token sees padding, which comes after the tokens of its node."""
+        q, k, v = (runs.pad(x) for x in (query, key, value))
+        return runs.unpad(*attend(q, k, v, scaling, causal=True))
 
     def decode(
         self, rows: BucketRows, kind: int, index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
@@ -152,6 +165,10 @@ class PassAttention:
             done = read.end
         skip(size - done)
         return (torch.cat(outs), torch.cat(sums)) if len(outs) > 1 else (outs[0], sums[0])
+
+
+def runs_of(prefills: Sequence[Prefill], device: str) -> PaddedRuns:
+    return PaddedRuns.of([(prefill.start, prefill.start + prefill.count) for prefill in prefills], device)
 
 
 def by_token_of(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
