@@ -71,6 +71,25 @@ def test_an_evaluation_is_of_the_weights_it_is_given_and_left_on_disk(tmp_path):
     assert [record.group.task for record in read_step(sampled.path)] == TASKS
 
 
+def test_both_kinds_are_made_at_once(tmp_path):
+    async def work():
+        own = evaluator(tmp_path)
+        calls = []
+        load, forget = own.engine.load, own.engine.forget
+        own.engine.load = lambda *given: calls.append("load") or load(*given)
+        own.engine.forget = lambda: calls.append("forget") or forget()
+        making = asyncio.ensure_future(own.evaluate_together(7, TASKS, (False, True), weights={}))
+        await until(lambda: Door.inside == 12 + 6)  # all of them wait at the door
+        Door.opened.set()
+        return await making, calls
+
+    (sampled, greedy), calls = run(work())
+    assert calls == ["load", "forget"]
+    assert (sampled.kind, sampled.result.num_attempts) == ("sampled", 12)
+    assert (greedy.kind, greedy.result.num_attempts) == ("greedy", 6)
+    assert evaluated(tmp_path) == [(7, "greedy"), (7, "sampled")]
+
+
 def test_an_evaluation_that_was_sampled_by_other_weights_is_refused(tmp_path):
     Door.opened.set()
     own = evaluator(tmp_path)

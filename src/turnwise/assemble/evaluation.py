@@ -57,7 +57,7 @@ async def evaluate_target(
     target: EvaluationTarget, tasks: Sequence[Task], folder: Path, screen: Screen
 ) -> EvaluationReport:
     """Attempts at the tasks, sampled and greedily; all of them are left in the folder, and the metrics."""
-    recipe, evaluations = target.recipe, []
+    recipe = target.recipe
     async with open_model(target, screen) as model:
         evaluator = Evaluator(
             model.engine,
@@ -68,10 +68,9 @@ async def evaluate_target(
             stops_when_hopeless=not ON_FAILURE[recipe.rollout.failures.on_failure.name].counts_failures,
         )
         try:
-            for greedy in (False, True):
-                screen.begin("greedy" if greedy else "sampled", len(tasks))
-                seen = progress(screen, recipe.rollout.success_threshold)
-                evaluations.append(await evaluator.evaluate(target.version, tasks, greedy=greedy, seen=seen))
+            screen.begin("attempts, sampled and greedy", 2 * len(tasks))
+            seen = progress(screen, recipe.rollout.success_threshold)
+            evaluations = await evaluator.evaluate_together(target.version, tasks, (False, True), seen=seen)
         finally:
             screen.end()
             model.environments.failures.sum_up("the evaluation")

@@ -12,6 +12,7 @@ from typing import Any
 
 from turnwise.engines.base import Engine
 from turnwise.evaluation.result import Result, evaluate
+from turnwise.rollout.concurrently import all_of
 from turnwise.rollout.group import AttemptMaker
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.shared_failure import SharedFailureCheck
@@ -34,6 +35,7 @@ class Evaluation:
     """How it was sampled: sampled or greedy."""
     result: Result
     seconds: float
+    """From its start to its last attempt; those of another kind that were made at the same time took a part of it."""
     path: Path
 
     @property
@@ -85,15 +87,32 @@ class Evaluator:
         seen: Seen = lambda group: None,
     ) -> Evaluation:
         """An evaluation of a version, which the engine has, or is given by these weights."""
+        [evaluation] = await self.evaluate_together(version, tasks, [greedy], weights=weights, seen=seen)
+        return evaluation
+
+    async def evaluate_together(
+        self,
+        version: int,
+        tasks: Sequence[Task],
+        kinds: Sequence[bool],
+        *,
+        weights: Mapping[str, Any] | None = None,
+        seen: Seen = lambda group: None,
+    ) -> list[Evaluation]:
+        """One evaluation for each kind, greedy or not, all made at once: their attempts share passes and prompts."""
         if weights is not None:
             await self.engine.load(weights, version)
+        evaluations = await all_of(self.made(version, tasks, greedy, seen) for greedy in kinds)
+        # A run that resumes here has not made this evaluation: training must not profit from prefixes it computed.
+        await self.engine.forget()
+        return evaluations
+
+    async def made(self, version: int, tasks: Sequence[Task], greedy: bool, seen: Seen) -> Evaluation:
         began = time.perf_counter()
         attempts = self.attempts(greedy)
         result = await evaluate(attempts, tasks, self.success_at, self.watched(tasks, attempts, seen))
         strangers = result.versions - {version}
         assert not strangers, f"an evaluation of version {version} was sampled by {sorted(strangers)}"
-        # A run that resumes here has not made this evaluation: training must not profit from prefixes it computed.
-        await self.engine.forget()
         kind = "greedy" if greedy else "sampled"
         path = await self.record(
             write_evaluation, self.folder, version, kind, result.groups, self.success_at, self.decode

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.atomic import write_atomically
-from turnwise.evaluation.evaluator import Evaluation, Evaluator
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyStaged
 from turnwise.learn.policy import load_model
 from turnwise.pretrained import ChatTokenizer
@@ -238,21 +238,17 @@ class Run:
         """Held-out metrics of the live weights before and after training."""
         if self.parts.evaluator is None:
             return {}
-        count = self.recipe.evaluation.final_tasks
-        return {
-            **(await self.evaluation(greedy=False, count=count)).metrics,
-            **(await self.evaluation(greedy=True, count=count)).metrics,
-        }
+        return await self.evaluation((False, True), self.recipe.evaluation.final_tasks)
 
-    async def evaluation(self, *, greedy: bool, count: int) -> Evaluation:
-        """An evaluation of the live weights, for which training waits."""
+    async def evaluation(self, kinds: Sequence[bool], count: int) -> dict[str, float]:
+        """Metrics of evaluations of the live weights, greedy or not, for which training waits."""
         assert self.parts.evaluator is not None
         version = self.state.progress.step
-        made = await self.parts.evaluator.evaluate(
-            version, self.heldout(count), greedy=greedy, weights=await self.weights(version)
+        made = await self.parts.evaluator.evaluate_together(
+            version, self.heldout(count), kinds, weights=await self.weights(version)
         )
-        self.untold.append(made)
-        return made
+        self.untold += made
+        return {name: value for evaluation in made for name, value in evaluation.metrics.items()}
 
     async def begin_evaluation(self, version: int) -> None:
         """Begin an evaluation that overlaps training."""
@@ -278,10 +274,8 @@ class Run:
                 await self.log(step, metrics)
             metrics = await self.full_evaluation()
         elif due and not self.recipe.schedule.overlap_evaluations:
-            count = self.recipe.evaluation.tasks
-            metrics = (await self.evaluation(greedy=False, count=count)).metrics
-            if self.recipe.evaluation.greedy:
-                metrics |= (await self.evaluation(greedy=True, count=count)).metrics
+            kinds = (False, True) if self.recipe.evaluation.greedy else (False,)
+            metrics = await self.evaluation(kinds, self.recipe.evaluation.tasks)
         self.compare(metrics)
         return metrics
 
