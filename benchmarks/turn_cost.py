@@ -6,8 +6,8 @@ Engine: a model of almost no arithmetic (one layer, width 32). Conversations of 
 tokens of prompt and 8 of action; as many conversations one after the other as make the same number of turns. Workloads:
     apart        8 conversations at a time, nothing to share
     groups       8 attempts at a time, whose first prompt is the same
-Agent loop: attempts of 50 turns on an engine that only plays back, with actions of about 117 tokens, observations of
-about 105, a tokenizer of 8,000 tokens and 12,400 tokens at the end; and the same with the short turns of the
+Agent loop: attempts of 50 turns on an engine that only plays back, with actions and observations of about 100 tokens
+each, a tokenizer of 8,000 tokens and about 10,000 tokens at the end; and the same with the short turns of the
 quickstart, whose environment shows a window. Rendering, limits, environment calls and records are the loop's; sampling
 is not.
 All times are CPU time, the median of the repeats.
@@ -25,6 +25,7 @@ import pstats
 import random
 import statistics
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ async def conversations(model: Any, turns: int, shared: bool) -> tuple[float, in
         spent += time.process_time() - began
         await engine.forget()
     await engine.close()
-    return spent, hash(tuple(sampled))
+    return spent, zlib.crc32(np.array(sampled, np.int32).tobytes())
 
 
 def measure_engine(repeats: int, turns: tuple[int, ...]) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def measure_engine(repeats: int, turns: tuple[int, ...]) -> dict[str, Any]:
             runs = [asyncio.run(conversations(model, count, workload == "groups")) for _ in range(repeats)]
             assert len({checksum for _, checksum in runs}) == 1, "a run does not repeat"
             row[str(count)] = statistics.median(spent for spent, _ in runs) / (TOTAL_TURNS * AT_ONCE) * 1e6
-            print(f"engine  {workload:8} {count:3} turns  {row[str(count)]:7.0f} us per turn", flush=True)
+            print(f"engine  {workload:8} {count:3} turns  {row[str(count)]:7.0f} us per turn", end="")
+            print(f" (checksum of all tokens {runs[0][1]:08x})", flush=True)
         growth = row[str(turns[-1])] / row[str(turns[0])]
         print(f"engine  {workload:8} {turns[-1]} turns / {turns[0]} turns: {growth:.2f}")
         found[workload] = {**row, "growth": growth}
@@ -250,7 +252,9 @@ def measure_loop(name: str, make: Callable[[int], Any], attempts: int, turns: in
     assert made == attempts * turns
     tokens = statistics.mean(len(one.buffer) for one in trajectories)
     per_turn = statistics.median(spent) / made * 1e6
-    print(f"loop    {name:8} {turns} turns, {tokens:.0f} tokens at the end: {per_turn:.0f} us per turn", flush=True)
+    checksum = zlib.crc32(b"".join(one.buffer.tobytes() for one in trajectories))
+    print(f"loop    {name:8} {turns} turns, {tokens:.0f} tokens at the end: {per_turn:.0f} us per turn", end="")
+    print(f" (checksum of all tokens {checksum:08x})", flush=True)
     if profiler:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
     return {"turns": turns, "tokens": tokens, "microseconds": per_turn}
