@@ -65,7 +65,8 @@ class PaddedRuns:
 
     def pad(self, states: Tensor) -> Tensor:
         """[B, H, n, d] of [N, H, d]."""
-        return states.index_select(0, self.gather).unflatten(0, (self.num_runs, -1)).transpose(1, 2)
+        runs: Tensor = states.index_select(0, self.gather).unflatten(0, (self.num_runs, -1))
+        return runs.transpose(1, 2)
 
     def unpad(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """[M, H, d] and [M, H] of [B, H, n, d] and [B, H, n]."""
