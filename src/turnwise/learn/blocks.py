@@ -1,7 +1,8 @@
 """Attention over the blocks of a plan on CPU: flash kernels on slices, merged by log-sum-exp, with its own backward.
 
 No mask, no gather, no repeated heads. The backward pass of each block gets the output and the log-sum-exp of all
-blocks together, so that gradients are exact. Letters: N nodes, n queries, H heads, d width of a head.
+blocks together, so that gradients are exact. In bfloat16, what several blocks add to is computed in float32 and rounded
+once, as one kernel over all keys would do. Letters: N nodes, n queries, H heads, d width of a head.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ class Attention(torch.autograd.Function):
         lse = q.new_empty((count, heads), dtype=exact)
         offset = how.start
         blocks = how.blocks_in(window)
+        if blocks.rectangles:
+            q, k, v = q.to(exact), k.to(exact), v.to(exact)
         for square in blocks.squares:
             here = slice(square.start - offset, square.end - offset)
             there = here if how.relay is None else slice(square.start, square.end)
@@ -148,7 +151,7 @@ class Attention(torch.autograd.Function):
         if sinks is not None:
             out.mul_(torch.sigmoid(lse - sinks.to(exact))[..., None])
             lse = torch.logaddexp(lse, sinks.to(exact))
-        narrow = out.to(q.dtype)
+        narrow = out.to(query.dtype)
         # A relay keeps keys and values itself.
         ctx.save_for_backward(query, narrow, lse, sinks, *(() if how.relay is not None else (key, value)))
         ctx.how, ctx.layer, ctx.scaling, ctx.window = how, layer, scaling, window
@@ -171,6 +174,8 @@ class Attention(torch.autograd.Function):
         else:
             k, v = relay.keys[layer], relay.values[layer]
             dk, dv = relay.grads(layer)
+        if blocks.rectangles:
+            q, k, v, g, out = (states.to(exact) for states in (q, k, v, g, out))
         for square in blocks.squares:
             here = slice(square.start - offset, square.end - offset)
             there = here if relay is None else slice(square.start, square.end)
@@ -197,7 +202,8 @@ class Attention(torch.autograd.Function):
         if sinks is not None:
             weight = torch.exp(sinks.to(exact)[:, None] - lse)
             dsinks = -(weight * (g.to(exact) * out.to(exact)).sum(-1)).sum(1).to(sinks.dtype)
-        return dq[None].to(q.dtype), dk[None].to(k.dtype), dv[None].to(v.dtype), None, None, None, dsinks, None
+        dq, dk, dv = (grad[None].to(query.dtype) for grad in (dq, dk, dv))
+        return dq, dk, dv, None, None, None, dsinks, None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
