@@ -1,13 +1,14 @@
 """How far tree, packed turns and padded rows are from float64 when a policy computes in bfloat16.
 
-    python benchmarks/bf16_truth.py [--seeds 5] [--smollm2-seeds 3] [--only llama ...] [--json PATH]
+    python benchmarks/bf16_truth.py [--seeds 12] [--smollm2-seeds 3] [--only llama ...] [--json PATH]
 
 For every seed: a group of turns that share prefixes (a growing and a stripped history, several attempts), factors of
 every action token (normal), and new random weights, except for SmolLM2-135M, whose turns are pieces of this
 repository's documentation (`turnwise data smollm2-135m` first). The truth is padded rows in float64 by transformers.
 The same float32 weights, rounded to bfloat16 as those of a learner's layers are while they compute, then compute in
 three layouts: padded rows by transformers, with logits widened to float32 before the softmax; the tree and packed
-turns by a turnwise policy. Printed are medians over seeds, and ratios to padded rows with their range:
+turns by a turnwise policy. Printed are medians over seeds, and ratios to the padded rows of the same seed: the
+geometric mean over seeds with its 95 % t-interval, and the smallest and the largest:
     logprob       largest, mean and root mean square of the differences of logprobs from the truth
     gradient      norm of the difference of the gradient of all parameters, relative to the norm of the true one
 Mixtures: where two experts have almost equal scores, rounding chooses another one, and a token's logprob and gradient
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -41,6 +43,7 @@ from turnwise.plan.cut import cut
 from turnwise.plan.pack import pack
 from turnwise.plan.plan import Plan
 from turnwise.plan.rows import length, pad
+from turnwise.runs.interval import half_width
 from turnwise.types import StopReason, Turn
 
 VOCABULARY = 2048
@@ -234,6 +237,14 @@ def measure(name: str, seed: int, precisions: Sequence[Precision]) -> list[dict[
     return lines
 
 
+def in_interval(ratios: Sequence[float]) -> str:
+    """The geometric mean of some ratios, its interval and their range."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, half = statistics.mean(logs), half_width(logs)
+    low, middle, high = (math.exp(value) for value in (mean - half, mean, mean + half))
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}] ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 NUMBERS = ("largest", "mean", "rms", "gradient")
 
 
@@ -259,16 +270,13 @@ def report(lines: Sequence[dict[str, Any]]) -> None:
                 name: [by_layout[layout][seed][name] / by_layout["padded rows"][seed][name] for seed in seeds]
                 for name in ("rms", "gradient")
             }
-            texts = [
-                f"{name} {statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
-                for name, found in ratios.items()
-            ]
+            texts = [f"{name} {in_interval(found)}" for name, found in ratios.items()]
             print(f"{'':13} {layout} / padded rows over {len(seeds)} seeds: {', '.join(texts)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--smollm2-seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=(*SHAPES, SMOLLM2), default=(*SHAPES, SMOLLM2))
     parser.add_argument("--json", type=Path)
