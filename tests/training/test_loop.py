@@ -9,7 +9,7 @@ import pytest
 
 from field_bugs.one_step import parts_of, step_on
 from support.making import make_group, make_turn
-from turnwise.training.loop import Progress, is_stale, train
+from turnwise.training.loop import Progress, gap, is_stale, train
 from turnwise.types import Group, Status, Task, Trajectory
 
 
@@ -36,6 +36,20 @@ def test_the_gap_is_measured_before_anything_was_updated():
     groups = [make_group([0.0, 1.0], name="a"), make_group([1.0, 0.0], name="b")]
     first = step_on(groups[:1]).metrics["gap/mean"]
     assert step_on(groups, "groups_per_update=1", "optimizer.learning_rate=0.1").metrics["gap/mean"] == first
+
+
+def test_the_gap_of_turns_with_routes_of_older_weights_is_told_apart():
+    """The second turn is new, and its history has the routes that the weights before took."""
+    routes = np.zeros((4, 1, 2), np.uint8)
+    old = make_turn([1, 2, 3], [4, 5], logprobs=[-1.0, -1.0], version=6, routes=routes)
+    mixed = make_turn([1, 2, 3, 4, 5, 6], [7], logprobs=[-1.0], version=7, routes=routes[:2])
+    fresh = make_turn([8, 9, 9], [4, 5], logprobs=[-1.0, -1.0], version=7, routes=routes)
+    rescored = [np.full(2, -9.0), np.array([-1.5]), np.array([-1.25, -0.75])]
+    found = gap([old, mixed, fresh], rescored, 7)
+    assert found["gap/mean"] == found["gap/max"] == 0.25
+    assert found["gap/rerouted"] == 0.5
+    assert gap([fresh], rescored[2:], 7) == {**found, "gap/rerouted": 0.0}
+    assert gap([old, mixed], rescored[:2], 7) == {"gap/rerouted": 0.5}
 
 
 def test_steps_without_any_sampled_token_are_steps():

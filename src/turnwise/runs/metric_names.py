@@ -213,6 +213,13 @@ AGREEMENT = (
     Metric("gap/max", "nats", "Largest such difference.", "1e-6 to 2e-5 in float32 with the slot engine"),
     Metric("gap/k3", "nats", "k3 estimate of the divergence between engine and learner.", "near 0"),
     Metric(
+        "gap/rerouted",
+        "nats",
+        "As `gap/mean`, of turns on whose history experts are replayed that older weights took; `gap/mean` leaves them "
+        "out. Only with `model.router_replay`.",
+        "about what one step changes; 0 where no weights are loaded during an attempt",
+    ),
+    Metric(
         "routes/replayed",
         "share",
         "Planned tokens whose experts were those that the engine took; only with `model.router_replay`.",

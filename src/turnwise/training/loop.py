@@ -327,21 +327,25 @@ def unchanged(old: PerTurn) -> PerTurn:
 
 def gap(turns: Sequence[Turn], logprobs: Sequence[np.ndarray], version: int) -> dict[str, float]:
     """How far the engine's logprobs are from the learner's, on turns that the weights being trained have sampled, and
-    with their routes, if routes are replayed."""
+    with their routes, if routes are replayed. Those with routes of other weights on their paths are measured apart: the
+    engine took its own there."""
     is_new = [bool((turn.versions == version).all()) for turn in turns]
-    fresh = [
-        (turn.logprobs, rescored)
-        for turn, rescored, new, routed in zip(turns, logprobs, is_new, routed_by(turns, is_new), strict=True)
-        if len(turn.action) and new and routed and not np.isnan(turn.logprobs).any()
-    ]
-    if not fresh:
-        return {}
-    difference = np.concatenate([rescored - sampled for sampled, rescored in fresh]).astype(np.float64)
-    return {
-        "gap/mean": float(np.abs(difference).mean()),
-        "gap/max": float(np.abs(difference).max()),
-        "gap/k3": float((np.expm1(difference) - difference).mean()),
-    }
+    differences: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
+    for turn, rescored, new, routed in zip(turns, logprobs, is_new, routed_by(turns, is_new), strict=True):
+        if len(turn.action) and new and not np.isnan(turn.logprobs).any():
+            differences[routed].append((rescored - turn.logprobs).astype(np.float64))
+    found: dict[str, float] = {}
+    if differences[True]:
+        difference = np.concatenate(differences[True])
+        found |= {
+            "gap/mean": float(np.abs(difference).mean()),
+            "gap/max": float(np.abs(difference).max()),
+            "gap/k3": float((np.expm1(difference) - difference).mean()),
+        }
+    if any(turn.routes is not None for turn in turns):
+        apart = np.abs(np.concatenate([np.zeros(0), *differences[False]]))
+        found["gap/rerouted"] = float(apart.mean()) if len(apart) else 0.0
+    return found
 
 
 def records_of(taken: Taken, credit: Credit, weights: TokenWeights, inspected: PerTurn) -> list[Record]:
