@@ -1,7 +1,8 @@
 """Attention over a plan on a GPU: one compiled kernel that skips the tiles in which no query sees a key.
 
-Neither the compiled kernel nor its backward pass has been run: no GPU was at hand. What was compared with the CPU's
-attention is the same function uncompiled, forward and backward, whose backward pass torch keeps from users of a CPU.
+Neither the compiled kernel nor its backward pass has been run: no GPU was at hand. Both were compiled for three GPUs
+(benchmarks/compile_flex.py). What was compared with the CPU's attention is the same function uncompiled, forward and
+backward, whose backward pass torch keeps from users of a CPU.
 """
 
 from __future__ import annotations
