@@ -199,7 +199,7 @@ class Compiler:
 
     def compile(self, part: str) -> Callable[..., Any]:
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            from functorch.compile import make_boxed_func
+            from torch._functorch._aot_autograd.utils import make_boxed_func
 
             try:
                 self.make_kernels(part, copy.deepcopy(graph), inputs)
@@ -264,7 +264,7 @@ def on_gpu(graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: Any) -> lis
 
 def kernel_of(case: str, gpu: int, part: str, name: str, source: str) -> Kernel:
     """One kernel, compiled."""
-    from torch._inductor.async_compile import _load_triton_kernel_from_source
+    from torch._inductor.codecache import _load_triton_kernel_from_source
     from torch._inductor.runtime import triton_helpers
 
     found: list[Any] = []
@@ -354,12 +354,14 @@ def compiled_for(case: Case, gpu: int) -> list[Kernel]:
         torch.randn(1, len(exits), heads, width, dtype=dtype).transpose(1, 2).requires_grad_()
         for heads, width in zip((case.heads, case.kv_heads, case.kv_heads), widths, strict=True)
     ]
-    more: dict[str, Any] = {"sinks": torch.zeros(case.heads)} if case.sinks else {}
+    sinks = torch.zeros(case.heads) if case.sinks else None
     with ExitStack() as stack:
         # torch differentiates it on a CPU for its own tests only.
         stack.enter_context(patch.object(flex_attention, "_validate_device", lambda *states: None))
         stack.enter_context(patch.object(flex_attention, "_warn_once", lambda *message, **how: None))
-        attend(0, *states, case.width**-0.5, window=case.window, **more).float().sum().backward()
+        query, key, value = states
+        out = attend(0, query, key, value, case.width**-0.5, sinks=sinks, window=case.window)
+        out.float().sum().backward()
     torch._dynamo.reset()
     return compiler.kernels
 
