@@ -15,6 +15,7 @@ is a pytest plugin, too: `PEERS_MODE` names the way.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -144,8 +145,7 @@ def within(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pytest_configure() -> None:
-    import vllm_mlx.tool_parsers as parsers
-
+    parsers = importlib.import_module("vllm_mlx.tool_parsers")
     for name in dir(parsers):
         one = getattr(parsers, name)
         if name in CLASSES:

@@ -111,7 +111,7 @@ class PoolRanks:
 def work(line, place):
     join(place)
     OPEN["place"] = place
-    ranks.Mesh = functools.cache(Mesh)  # type: ignore[misc]  # process groups stay, and each has threads and sockets
+    setattr(ranks, "Mesh", functools.cache(Mesh))  # noqa: B010  # process groups stay, each with threads and sockets
     while True:
         try:
             function, arguments = line.recv()

@@ -107,6 +107,6 @@ def test_a_shape_goes_on_from_every_other(written, kind, shape):
         metrics, after = written.next(own)
         assert wanted["gradient_norm"] > MOVING.clip_norm
         assert metrics == pytest.approx(wanted, rel=1e-4, abs=1e-5), other
-        steps = ({name: each[name] - weights[name] for name in weights} for each in (after, moved))
-        assert_same(*steps, 1e-3)
+        mine, theirs = ({name: each[name] - weights[name] for name in weights} for each in (after, moved))
+        assert_same(mine, theirs, 1e-3)
         own.close()
