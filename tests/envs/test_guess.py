@@ -78,6 +78,21 @@ def test_guesses_are_answered():
     assert reply.marks == {"guesses": 4}
 
 
+def test_a_window_shows_what_is_known_now_and_nothing_else():
+    environment = Guess(guesses=4, window=True)
+    task = Task("t", "guess", {"low": 1, "high": 16, "secret": 11})
+    first = run(environment.open(task))
+    assert first.messages[-1].content == "between 1 and 16, 4 left"
+    for said, shown in (
+        ("8", "higher: between 9 and 16, 3 left"),
+        ("7", "higher: between 9 and 16, 2 left"),
+        ("what", "say a number: between 9 and 16, 1 left"),
+    ):
+        reply = say(environment, said)
+        assert [message.content for message in reply.messages] == [shown]
+        assert reply.history == (first.messages[0], *reply.messages)
+
+
 def test_the_first_number_counts():
     assert not say(opened(secret=11), "10 or 11").finished
     assert not say(opened(secret=11), "-11").finished

@@ -239,6 +239,23 @@ def test_a_half_mistake_keeps_the_verb_or_the_name(done):
     assert 60 < sum(verb != right[0] for verb in kept_name) < 140
 
 
+def test_a_seen_mistake_takes_a_name_that_was_seen():
+    environment = opened(links=1, mistakes="seen")
+    start, end = environment.path
+    astray = next(name for name in NAMES if name not in (start, end))
+
+    def mistakes():
+        return {tuple(environment.demonstrate(1.0, Random(seed)).split()) for seed in range(200)}
+
+    first = mistakes()
+    assert ("answer", start) in first
+    assert len({name for verb, name in first if verb == "get"}) > 20  # nothing else was seen: any name
+    say(environment, f"get {astray}")
+    assert mistakes() == {("answer", start), ("get", environment.leads_to[astray])}
+    say(environment, f"get {start}")
+    assert mistakes() == {("get", end), ("answer", start)}
+
+
 @pytest.mark.parametrize(("lookups", "said"), [(0, 3), (1, 1), (2, 2), (9, 3)])
 def test_a_demonstration_may_answer_after_some_lookups(lookups, said):
     environment = opened(links=3, lookups=lookups)

@@ -26,9 +26,11 @@ class Guess:
 
     task_fields: ClassVar[dict[str, Any]] = {"low": int, "high": int, "secret": int}
 
-    def __init__(self, guesses: int = 7) -> None:
-        """guesses: how many the agent has."""
+    def __init__(self, guesses: int = 7, window: bool = False) -> None:
+        """guesses: how many the agent has. window: show only what is known now, the bounds that are left and the number
+        of guesses, so that the agent need not remember or compute them."""
         self.guesses = guesses
+        self.window = window
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 256, high: int = 64) -> Iterator[Task]:
@@ -46,7 +48,7 @@ class Guess:
     async def open(self, task: Task) -> Reply:
         self.low, self.high, self.secret = task.data["low"], task.data["high"], task.data["secret"]
         self.left = self.guesses
-        return Reply((Message("system", SYSTEM), Message("user", f"between {self.low} and {self.high}")))
+        return Reply((Message("system", SYSTEM), Message("user", self.state if self.window else self.bounds)))
 
     async def step(self, message: Message) -> Reply:
         self.left -= 1
@@ -56,16 +58,31 @@ class Guess:
         if self.left <= 0:
             return Reply(finished=True, marks={"guesses": self.guesses})
         if not found:
-            return Reply((Message("user", "say a number"),))
+            return self.observe("say a number")
         number = int(found.group())
         if number < self.secret:
             self.low = max(self.low, number + 1)
-            return Reply((Message("user", "higher"),))
+            return self.observe("higher")
         self.high = min(self.high, number - 1)
-        return Reply((Message("user", "lower"),))
+        return self.observe("lower")
 
     async def close(self) -> None:
         return None
+
+    def observe(self, text: str) -> Reply:
+        if not self.window:
+            return Reply((Message("user", text),))
+        observation = Message("user", f"{text}: {self.state}")
+        return Reply((observation,), history=(Message("system", SYSTEM), observation))
+
+    @property
+    def bounds(self) -> str:
+        return f"between {self.low} and {self.high}"
+
+    @property
+    def state(self) -> str:
+        """All that decides a good guess."""
+        return f"{self.bounds}, {self.left} left"
 
     def demonstrate(self, noise: float, random: Random) -> str:
         """Bisection; with probability `noise` any number between the bounds."""

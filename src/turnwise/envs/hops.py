@@ -40,13 +40,14 @@ class Hops:
         commands: Literal["plain", "tool"] = "plain",
         link_reward: float = 0.0,
         window: bool = False,
-        mistakes: Literal["whole", "half"] = "whole",
+        mistakes: Literal["whole", "half", "seen"] = "whole",
         lookups: int = 0,
     ) -> None:
         """commands: how actions are written. link_reward: paid for each link followed for the first time. window: show
         only the question and the last observation, so that prompts are not extensions of each other. mistakes: what a
-        demonstrated mistake is, any verb with any name (whole), or the other verb or any name (half). lookups: how many
-        a demonstration makes before it answers with the name that it has come to, right or wrong; 0 for all links."""
+        demonstrated mistake is, any verb with any name (whole), the other verb or any name (half), or the other verb or
+        a name that was seen, at first any (seen). lookups: how many a demonstration makes before it answers with the
+        name that it has come to, right or wrong; 0 for all links."""
         self.commands = commands
         self.link_reward = link_reward
         self.window = window
@@ -71,6 +72,7 @@ class Hops:
         self.leads_to = dict(zip(ring, ring[1:] + ring[:1], strict=True))
         self.path = ring[: task.data["links"] + 1]
         self.followed = 0
+        self.heard = ""
         system = PLAIN_SYSTEM if self.commands == "plain" else TOOL_SYSTEM
         question = f"start {self.path[0]}, links {len(self.path) - 1}"
         self.head = (Message("system", system), Message("user", question))
@@ -89,7 +91,8 @@ class Hops:
         if self.followed < len(self.path) - 1 and name == self.path[self.followed]:
             self.followed += 1
             reward = self.link_reward
-        return self.observe(f"leads to {self.leads_to[name]}", reward)
+        self.heard = self.leads_to[name]
+        return self.observe(f"leads to {self.heard}", reward)
 
     async def close(self) -> None:
         return None
@@ -130,8 +133,13 @@ class Hops:
             elif random.random() < 0.5:
                 verb = "answer" if verb == "get" else "get"
             else:
-                name = random.choice(NAMES)
+                name = self.wrong_name(name, random)
         if self.commands == "plain":
             return f"{verb} {name}"
         call = json.dumps({"name": verb, "arguments": {"name": name}})
         return f"<tool_call>{call}</tool_call>"
+
+    def wrong_name(self, right: str, random: Random) -> str:
+        """The name of a mistake: any, or the one of the start and the last observation that is not right."""
+        seen = sorted({self.path[0], self.heard} - {right, ""})
+        return random.choice(seen if self.mistakes == "seen" and seen else NAMES)
