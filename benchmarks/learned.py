@@ -95,8 +95,10 @@ def trained(case: Case, seed: int, out: Path, overrides: Sequence[str]) -> dict[
     return {
         "before": summary["before"],
         "after": summary["after"],
-        "followed": {
-            when: followed(evaluation_path(folder.evaluations, version, "greedy"))
+        "strategy": {
+            when: measured(
+                evaluation_path(folder.evaluations, version, "greedy"), recipe.env[0].settings.get("guesses", 0)
+            )
             for when, version in (("before", 0), ("after", recipe.steps))
         },
         "training": [line["success"] for line in read_metrics(folder.metrics) if "success" in line],
@@ -106,18 +108,52 @@ def trained(case: Case, seed: int, out: Path, overrides: Sequence[str]) -> dict[
     }
 
 
-def followed(path: Path) -> dict[int, tuple[float, float]]:
-    """By the links of a task: (the share of them that was followed, success) of greedy attempts."""
-    shares: dict[int, list[tuple[float, float]]] = defaultdict(list)
+def measured(path: Path, guesses: int) -> dict[str, dict[str, float]]:
+    """How greedy attempts went about it: of hops by the links of a task, of guess beside bisection of its tasks."""
+    of: dict[str, list[dict[str, float]]] = defaultdict(list)
     for record in read_step(path):
+        data = record.group.task.data
         for attempt in record.group.trajectories:
-            if "links" in record.group.task.data:
+            if "links" in data:
+                lookups = sum(turn.said.content.startswith("get") for turn in attempt.turns)
                 share = attempt.marks.get("links_followed", 0.0)
-                shares[int(record.group.task.data["links"])].append((share, attempt.outcome))
+                of[f"{data['links']} links"].append(
+                    {"success": attempt.outcome, "followed": share, "lookups": float(lookups)}
+                )
+            elif "secret" in data:
+                found, used = bisect(data["low"], data["high"], data["secret"], guesses)
+                of["all tasks"].append(
+                    {
+                        "success": attempt.outcome,
+                        "of bisection": found,
+                        "guesses": float(len(attempt.turns)),
+                        "guesses of bisection": float(used),
+                        "off the middle": off_the_middle(data["low"], data["high"], attempt.turns[0].said.content),
+                    }
+                )
     return {
-        links: (statistics.fmean(share for share, _ in of), statistics.fmean(outcome for _, outcome in of))
-        for links, of in sorted(shares.items())
+        which: {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+        for which, rows in sorted(of.items())
     }
+
+
+def bisect(low: int, high: int, secret: int, guesses: int) -> tuple[float, int]:
+    """(whether guessing the middle finds the secret, the guesses it used). No strategy finds more numbers on average:
+    with k guesses, 2^k - 1 of those between the bounds."""
+    for used in range(1, guesses + 1):
+        middle = (low + high) // 2
+        if middle == secret:
+            return 1.0, used
+        low, high = (middle + 1, high) if middle < secret else (low, middle - 1)
+    return 0.0, guesses
+
+
+def off_the_middle(low: int, high: int, said: str) -> float:
+    """How far a first guess is from the middle, as a share of the way to a bound; 1 where it is no number."""
+    try:
+        return min(1.0, abs(int(said) - (low + high) / 2) / ((high - low) / 2))
+    except ValueError:
+        return 1.0
 
 
 def report(name: str, seeds: Sequence[int], runs: Sequence[dict[str, Any]]) -> None:
@@ -132,11 +168,9 @@ def report(name: str, seeds: Sequence[int], runs: Sequence[dict[str, Any]]) -> N
         training, tenth = figures["training"], max(1, len(figures["training"]) // 10)
         tenths = [statistics.fmean(training[at : at + tenth]) for at in range(0, len(training), tenth)]
         print(f"    training success by tenths of the run  {' '.join(f'{success:.2f}' for success in tenths)}")
-        for when, by_links in figures["followed"].items():
-            if not by_links:
-                continue
-            cells = [f"{links}: {share:.2f} ({success:.2f})" for links, (share, success) in by_links.items()]
-            print(f"    {when:6} links: share followed (success)  {'   '.join(cells)}")
+        for when, by_kind in figures["strategy"].items():
+            for kind, cells in by_kind.items():
+                print(f"    {when:6} {kind}: {', '.join(f'{name} {value:.2f}' for name, value in cells.items())}")
 
 
 def main() -> None:
