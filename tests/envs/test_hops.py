@@ -239,6 +239,15 @@ def test_a_half_mistake_keeps_the_verb_or_the_name(done):
     assert 60 < sum(verb != right[0] for verb in kept_name) < 140
 
 
+def test_a_question_may_leave_the_number_of_links_to_the_window():
+    environment = opened(links=2, window=True, announce=False)
+    start, *_ = environment.path
+    assert environment.head[-1].content == f"start {start}"
+    assert say(environment, f"get {start}").messages[0].content.endswith(", 1 to go")
+    with pytest.raises(ValueError, match="needs window = true"):
+        Hops(announce=False)
+
+
 def test_a_seen_mistake_takes_a_name_that_was_seen():
     environment = opened(links=1, mistakes="seen")
     start, end = environment.path

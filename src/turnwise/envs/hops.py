@@ -42,17 +42,22 @@ class Hops:
         window: bool = False,
         mistakes: Literal["whole", "half", "seen"] = "whole",
         lookups: int = 0,
+        announce: bool = True,
     ) -> None:
         """commands: how actions are written. link_reward: paid for each link followed for the first time. window: show
         only the question and the last observation, so that prompts are not extensions of each other. mistakes: what a
         demonstrated mistake is, any verb with any name (whole), the other verb or any name (half), or the other verb or
         a name that was seen, at first any (seen). lookups: how many a demonstration makes before it answers with the
-        name that it has come to, right or wrong; 0 for all links."""
+        name that it has come to, right or wrong; 0 for all links. announce: say the number of links in the question;
+        without it, only a window says how many are left."""
+        if not announce and not window:
+            raise ValueError("announce = false needs window = true: nothing else would say when to answer")
         self.commands = commands
         self.link_reward = link_reward
         self.window = window
         self.mistakes = mistakes
         self.lookups = lookups
+        self.announce = announce
 
     @staticmethod
     def tasks(split: str, seed: int, count: int = 2048, links: tuple[int, int] = (1, 4)) -> Iterator[Task]:
@@ -74,7 +79,8 @@ class Hops:
         self.followed = 0
         self.heard = ""
         system = PLAIN_SYSTEM if self.commands == "plain" else TOOL_SYSTEM
-        question = f"start {self.path[0]}, links {len(self.path) - 1}"
+        links = f", links {len(self.path) - 1}" if self.announce else ""
+        question = f"start {self.path[0]}{links}"
         self.head = (Message("system", system), Message("user", question))
         return Reply(self.head)
 
