@@ -45,32 +45,35 @@ class Case:
 
 
 SHORT = ("env.0.demonstrated.links=[1,2]", "sft.noise=0.3")
-HASTY = (
-    "env.0.settings.lookups=1",
-    "env.0.demonstrated={}",
-    "rollout.max_turns=6",
-    "sft.updates=120",
-)
 GUESS = (
     "env.0.name=guess",
-    "env.0.settings={guesses=4}",
+    "env.0.fresh=true",
+    "env.0.tasks={high=32}",
     "sft.noise=1",
-    "sft.updates=150",
-    "optimizer.schedule=constant",
+    "steps=60",
 )
 CASES = {
     "quickstart": Case("quickstart"),
-    "longer chains": Case("quickstart", ("env.0.tasks.links=[2,5]", "rollout.max_turns=6", "sft.updates=80")),
-    "hasty": Case("quickstart", HASTY),
-    "hasty, links are paid": Case("quickstart", (*HASTY, "env.0.settings.link_reward=0.1")),
-    "counting, whole mistakes": Case("hops", (*SHORT, "steps=60")),
+    "more mistakes": Case("quickstart", ("sft.noise=0.4",)),
+    "longer chains": Case("quickstart", ("env.0.tasks.links=[3,5]", "rollout.max_turns=7", "sft.noise=0.35")),
+    "longer chains, not announced": Case(
+        "quickstart",
+        (
+            "env.0.settings={window=true,mistakes='seen',announce=false}",
+            "env.0.tasks.links=[3,6]",
+            "rollout.max_turns=8",
+            "sft.noise=0.4",
+        ),
+    ),
     "counting": Case("hops", (*SHORT, "env.0.tasks.links=[1,5]", "env.0.settings={mistakes='half'}", "steps=60")),
     "counting, links are paid": Case(
         "hops", (*SHORT, "env.0.tasks.links=[1,5]", "env.0.settings={mistakes='half',link_reward=0.1}", "steps=60")
     ),
-    "guess, few tasks": Case("hops", (*GUESS, "env.0.tasks={high=32}", "steps=60")),
-    "guess, many tasks": Case("hops", (*GUESS, "env.0.tasks={high=32,count=4000}", "steps=60")),
-    "guess, fresh tasks": Case("hops", (*GUESS, "env.0.tasks={high=32}", "env.0.fresh=true", "steps=60")),
+    "guess": Case("hops", (*GUESS, "env.0.settings={guesses=4}", "sft.updates=150")),
+    "guess, bounds in view": Case(
+        "hops",
+        (*GUESS, "env.0.settings={guesses=4,window=true}", "rollout.history=managed", "sft.updates=300"),
+    ),
 }
 """By name: what docs/explanation/learning.md compares."""
 

@@ -180,8 +180,15 @@ SMALL = [
     "checkpoints.every=10",
 ]
 FEWER = ["steps=1", *SMALL]
-LEARNING = ["groups_per_step=4", "evaluation.every=0", "evaluation.final_tasks=4", "checkpoints.every=10"]
-"""The quickstart with its own model and warm start: without success there is no credit, and nothing to verify."""
+LEARNING = [
+    "groups_per_step=4",
+    "evaluation.every=0",
+    "evaluation.final_tasks=4",
+    "checkpoints.every=10",
+    "env.0.tasks.links=[1,2]",
+]
+"""The quickstart with its own model and warm start, and short chains: without success there is no credit, and nothing
+to verify."""
 STAYS = {"serve", "retrieve"}
 """Commands that go on until somebody stops them."""
 
