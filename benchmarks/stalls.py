@@ -266,7 +266,7 @@ def main() -> int:
             slow = stack.enter_context(slowest_callbacks()) if chosen.names else []
             stack.enter_context(asyncio.Runner(loop_factory=RunLoop)).run(work())
         lines = read_metrics(Path(recipe.out) / "metrics.jsonl")
-    stalls = [line["loop/longest_stall"] for line in lines if "loop/longest_stall" in line]
+    stalls = [line["seconds/longest_stall"] for line in lines if "seconds/longest_stall" in line]
     print(f"{chosen.attempts} attempts at a time, {chosen.turns} turns each, {chosen.steps} steps")
     for step, stall in enumerate(stalls, start=1):
         print(f"  step {step}: longest stall {1000 * stall:.0f} ms")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +15,10 @@ from turnwise.cli.commands import main
 from turnwise.cli.terminal import PlainScreen
 from turnwise.recipe.parse import load_recipe
 from turnwise.recipe.schema import Recipe
+from turnwise.schedule.run_loop import RunLoop
 from turnwise.testing.micro import MICRO
+
+Result = TypeVar("Result")
 
 
 class SilentScreen(PlainScreen):
@@ -53,14 +57,20 @@ def train(recipe: Recipe, screen: PlainScreen | None = None) -> dict[str, Any] |
     async def work() -> dict[str, Any] | None:
         return await run.start(recipe, screen or SilentScreen(), asyncio.Event())
 
-    return asyncio.run(work())
+    return in_run_loop(work())
 
 
 def resume(folder: Path) -> dict[str, Any] | None:
     async def work() -> dict[str, Any] | None:
         return await run.resume(folder, SilentScreen(), asyncio.Event())
 
-    return asyncio.run(work())
+    return in_run_loop(work())
+
+
+def in_run_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of work in an event loop of the kind that runs have."""
+    with asyncio.Runner(loop_factory=RunLoop) as runner:
+        return runner.run(work)
 
 
 def untimed(metrics: Path) -> list[dict[str, Any]]:

@@ -77,4 +77,4 @@ class RunLoop(asyncio.SelectorEventLoop):
 def stall_metrics() -> dict[str, float]:
     """The longest stall since the last question, where the running loop measures it."""
     loop = asyncio.get_running_loop()
-    return {"loop/longest_stall": loop.take_longest_stall()} if isinstance(loop, RunLoop) else {}
+    return {"seconds/longest_stall": loop.take_longest_stall()} if isinstance(loop, RunLoop) else {}
