@@ -76,7 +76,7 @@ def test_train_then_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["eval", str(out), "evaluation.final_tasks=8"]) == 0
     printed = capsys.readouterr().out
     assert "step 2 of" in printed
-    assert "sampled 8/8  success" in printed  # progress
+    assert "attempts, sampled and greedy 16/16  success" in printed  # progress
     assert row(printed, "sampled")[-3:] == ["8", "8", "0"]
     assert main(["eval", str(out), "--checkpoint", "0"]) == 0
     assert "step 0 of" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from turnwise.training.weight_check import WeightCheck
 MOMENTS = {
     "engines open": (assembly, "opened"),
     "weights are checked": (WeightCheck, "begin"),
-    "first evaluation": (Evaluator, "evaluate"),
+    "first evaluation": (Evaluator, "evaluate_together"),
     "training": (Run, "after"),
     "closing": (Evaluator, "stop"),
 }
