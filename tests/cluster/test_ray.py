@@ -72,7 +72,7 @@ def trained(recipe, model, tokenizer, look):
         environments, evaluations = environments_for(recipe), Path(recipe.out) / "evaluations"
         here = ModelSource(copy.deepcopy(model), tokenizer)
         with reachable(recipe, here, Path(recipe.out)) as source:
-            await steps(environments, source, evaluations)
+            return await steps(environments, source, evaluations)
 
     async def steps(environments, source, evaluations):
         async with run_parts(recipe, environments, source, evaluations) as parts:
