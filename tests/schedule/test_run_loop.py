@@ -69,10 +69,11 @@ def test_what_takes_too_long_times_out():
 
 
 class Slow(Puppet):
-    """Answers after a tenth of a second."""
+    """Answers after three tenths of a second, in three parts."""
 
     async def step(self, message):
-        await asyncio.sleep(0.1)
+        for _ in range(3):
+            await asyncio.sleep(0.1)
         return Reply(finished=True, outcome=1.0)
 
 
