@@ -26,6 +26,7 @@ from turnwise.atomic import atomic_folder
 from turnwise.cluster.placement import check_room
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
+from turnwise.engines.remote.fork_server import forked_children
 from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.base import AnyLearner
 from turnwise.plan.plan import Plan
@@ -59,6 +60,8 @@ Plans = Callable[[Sequence[Turn]], list[Plan]]
 """How turns are laid out."""
 OpenParts = Callable[..., AbstractAsyncContextManager[RunParts]]
 """Opens the parts of a run, as `run_parts` does."""
+CHILD_MODULES = ("turnwise.assemble.engines", "turnwise.assemble.learner")
+"""What processes of a run import: its ranks and its engines."""
 
 # ---------------------------------------------------------------- runs
 
@@ -240,6 +243,7 @@ async def run_parts(
     plain = without_adapters(recipe, model)
     record = workers("record")
     async with AsyncExitStack() as stack:
+        stack.enter_context(forked_children([*CHILD_MODULES, type(model).__module__]))
         site = stack.enter_context(placed(recipe))
         learner = stack.enter_context(closing(open_learner(recipe, source, beginning, site)))
         if site is None:

@@ -7,16 +7,27 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from support.paths import TESTS
+from turnwise.engines.remote import fork_server
 from turnwise.engines.remote.child import Child
+from turnwise.engines.remote.fork_server import forked_children
 
 PATIENCE = 60.0
 LARGE = bytes(8 << 20)
 """More than any pipe or socket holds."""
+
+
+@pytest.fixture(params=["forked", "interpreter"], autouse=True)
+def how(request, monkeypatch):
+    """Each way to start a child."""
+    monkeypatch.setattr(fork_server, "ACTIVE", [])
+    with forked_children(["json"]) if request.param == "forked" else nullcontext():
+        yield request.param
 
 
 def until(condition):
@@ -68,17 +79,20 @@ PARENT = """
 import sys, time; sys.path[:0] = {path!r}
 from engines.remote.test_child import echo
 from turnwise.engines.remote.child import Child
-child = Child("one")
-print(child.pid, flush=True)
-if {told!r}:
-    child.work(echo, b"")
-time.sleep(600)
+from turnwise.engines.remote.fork_server import forked_children
+from contextlib import nullcontext
+with forked_children([]) if {how!r} == "forked" else nullcontext():
+    child = Child("one")
+    print(child.pid, flush=True)
+    if {told!r}:
+        child.work(echo, b"")
+    time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_child_ends_with_the_one_that_started_it(told):
-    script = PARENT.format(path=[str(TESTS), *sys.path], told=told)
+def test_a_child_ends_with_the_one_that_started_it(told, how):
+    script = PARENT.format(path=[str(TESTS), *sys.path], told=told, how=how)
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     parent.kill()

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from turnwise.engines.remote.fork_server import ForkedProcess, active_server
+
 START = "from turnwise.engines.remote.child import main; main()"
 SIZE = 8
 """Bytes that say how long a message is."""
@@ -28,7 +30,8 @@ POLL = 0.01
 
 
 class Child:
-    """A new interpreter in its own session. `work` gives it a function to call; `line` is the socket between the two.
+    """A process in its own session: a fork where `forked_children` says so, else a new interpreter. `work` gives it a
+    function to call; `line` is the socket between the two.
 
     A signal to all processes of a terminal reaches the run only, which ends its children. However the run ends, the
     kernel closes its end of a pipe that the child watches.
@@ -42,15 +45,12 @@ class Child:
         self.name = name
         self.line, child_line = socket.socketpair()
         watched, self.life = os.pipe()
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        server = active_server()
         try:
-            paths = os.pathsep.join(path for path in sys.path if path)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", START, str(child_line.fileno()), str(watched)],
-                pass_fds=[child_line.fileno(), watched],
-                env={**os.environ, "PYTHONPATH": paths},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            start: Callable[[int, int], subprocess.Popen[bytes] | ForkedProcess]
+            start = new_interpreter if server is None else server.fork
+            self.process = start(child_line.fileno(), watched)
         except BaseException:
             self.line.close()
             os.close(self.life)
@@ -98,11 +98,25 @@ class Child:
         self.process.wait()
 
 
+def new_interpreter(child_line: int, watched: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", START, str(child_line), str(watched)],
+        pass_fds=[child_line, watched],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 # ---------------------------------------------------------------- the other process
 
 
 def main() -> None:
-    line, watched = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    run(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+
+
+def run(line: socket.socket, watched: int) -> None:
+    """Call the function that arrives on the line."""
     threading.Thread(target=end_with_parent, args=(watched,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
