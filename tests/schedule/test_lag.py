@@ -13,7 +13,8 @@ from turnwise.assemble.run import settings_of
 from turnwise.plan.pack import pack
 from turnwise.recipe.parse import parse_recipe
 from turnwise.rollout.concurrently import all_of
-from turnwise.schedule.tasks import TaskOrder
+from turnwise.schedule.order import Line, Started, first_full_step, first_in_time
+from turnwise.schedule.tasks import Draw, TaskOrder
 from turnwise.testing import clock
 from turnwise.testing.workers import in_virtual_time
 from turnwise.training.loop import LoopParts, Progress, Stages, train
@@ -59,17 +60,22 @@ class NoModel:
         return {}
 
 
-def drawn_recipe(random):
-    """A recipe with what a schedule depends on drawn at random."""
+def drawn_recipe(random, order=None):
+    """A recipe with what a schedule depends on drawn at random, apart from an order that is given."""
     max_lag = random.choice((0, 0, 1, 1, 2, 2, 3, 5))
-    order = random.choice(("started", "finished")) if max_lag else "started"
-    stale = {"stale": random.choice(("drop_group", "mask_turn"))} if order == "finished" else {}
+    order = order or (random.choice(("started", "finished")) if max_lag else "started")
+    more = {}
+    if order == "finished":
+        more = {"stale": random.choice(("drop_group", "mask_turn"))}
+    elif order == "due":
+        max_lag = max(1, max_lag)
+        more = {"mean_lag": max_lag * random.choice((0.25, 0.5, 0.75, 1.0))}
     return parse_recipe(
         {
             "env": {"name": "hops"},
             "steps": random.randint(4, 10),
             "max_lag": max_lag,
-            "schedule": {"order": order, **stale},
+            "schedule": {"order": order, **more},
             "groups_per_step": random.randint(1, 4),
             "rollout": {"group_size": 2},
             "credit": {"name": "grpo"},
@@ -79,11 +85,13 @@ def drawn_recipe(random):
     )
 
 
-def played(seed):
-    """(settings, lags of every trained token, records by step, draws used, draws started) of one schedule."""
+def played(seed, order=None, more_slots=0, until=None):
+    """(settings, lags of every trained token, records by step, progress, draws started) of one schedule; `until` some
+    step it is stopped and resumed."""
     random = Random(seed)
-    recipe = drawn_recipe(random)
+    recipe = drawn_recipe(random, order)
     settings = settings_of(recipe)
+    settings = replace(settings, slots=settings.slots + more_slots)
     pace, tail = 10 ** random.uniform(-2, 0), random.uniform(0.0, 2.5)
     slow, fail, dull = 10 ** random.uniform(-1, 2), random.choice((0.0, 0.2)), random.choice((0.0, 0.0, 0.5))
     engine = Tokens(random, pace)
@@ -119,7 +127,13 @@ def played(seed):
     lags, trained = [], []
     progress = Progress()
 
+    left = {}
+    stop = asyncio.Event()
+
     async def after(progress, metrics, records, waiting):
+        if progress.step == until:
+            left.update(waiting)
+            stop.set()
         kept = [record for record in records if record.kept]
         trained.append([record.group.task.id for record in kept])
         for record in kept:
@@ -127,10 +141,14 @@ def played(seed):
                 lags.extend((progress.step - 1 - turn.versions)[weights != 0])
         await asyncio.sleep(pace * random.random())
 
-    tasks = TaskOrder({"hops": [Task(f"{n}", "hops") for n in range(7)]}, {"hops": 1.0}, seed)
-    parts = LoopParts(settings=settings, stages=stages, learner=NoModel(), engine=engine, tasks=tasks)
-    work = train(parts, progress, after, asyncio.Event())
-    clock.run(work, seed=seed)
+    def parts():
+        tasks = TaskOrder({"hops": [Task(f"{n}", "hops") for n in range(7)]}, {"hops": 1.0}, seed)
+        return LoopParts(settings=settings, stages=stages, learner=NoModel(), engine=engine, tasks=tasks)
+
+    clock.run(train(parts(), progress, after, stop), seed=seed)
+    if until is not None:
+        until = None
+        clock.run(train(parts(), progress, after, asyncio.Event(), left), seed=seed + 1)
     return settings, lags, trained, progress, started
 
 
@@ -148,3 +166,54 @@ def test_no_trained_token_is_older_than_the_lag_allows(shard):
         assert len(started) >= progress.draws  # used: trained on or dropped
         assert progress.used.base + len(progress.used.ahead) == progress.draws, seed
     assert bounds_met > 10  # the bound is reached, not only kept
+
+
+DUE = 1000
+DUE_SHARDS = 25
+
+
+@pytest.mark.parametrize("shard", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, DUE_SHARDS))])
+def test_groups_that_are_overtaken_are_trained_on_in_time(shard):
+    """Heavy tails, failures and drops; every second run is stopped after some step and resumed."""
+    bounds_met = overtaken = 0
+    for seed in range(shard, DUE, DUE_SHARDS):
+        until = 2 if seed % 2 else None
+        settings, lags, trained, progress, started = played(seed, "due", until=until)
+        assert progress.step == settings.steps
+        assert [len(kept) for kept in trained] == [settings.groups_per_step] * settings.steps
+        assert min(lags) >= 0, seed
+        assert max(lags) <= settings.max_lag, seed
+        bounds_met += max(lags) == settings.max_lag
+        overtaken += min(lags) < settings.max_lag
+        assert progress.used.base + len(progress.used.ahead) == progress.draws, seed
+        assert until or started == list(range(len(started))), seed  # every draw once, in order
+    assert bounds_met > 10
+    assert overtaken > 10
+
+
+@pytest.mark.parametrize("order", ["started", "due"])
+def test_with_one_slot_too_many_the_bound_breaks(order):
+    broken = 0
+    for seed in range(20):
+        settings, lags, *_ = played(seed, order, more_slots=1)
+        full = settings.slots > (settings.max_lag + 1) * settings.groups_per_step
+        assert full or max(lags) <= settings.max_lag, seed
+        broken += max(lags) > settings.max_lag
+    assert broken >= 2
+
+
+def test_a_group_that_waits_is_not_made_late_by_those_that_overtake_it():
+    """Three places are left in step 7, and two groups are due by then: one other may be taken, and no more."""
+    entries = [entry(5), entry(5), entry(6), entry(6), entry(7), entry(7)]
+    line = Line(entries, entries[2:], step=7, left=3, groups_per_step=3, max_lag=2)
+    assert first_full_step(line) is None
+    assert first_in_time(line) is entries[2]
+    rest = [*entries[:2], *entries[3:]]
+    line = Line(rest, rest[2:], step=7, left=2, groups_per_step=3, max_lag=2)
+    assert first_full_step(line) == 7
+    assert first_in_time(line) is None
+    assert first_in_time(replace(line, ready=[*rest[2:], rest[1]])) is rest[1]
+
+
+def entry(version):
+    return Started(Draw(0, Task("0", "hops"), 0), None, version)

@@ -387,6 +387,7 @@ def settings_of(recipe: Recipe) -> Settings:
         max_nonfinite_updates=recipe.guards.max_nonfinite_updates,
         max_dropped_groups=recipe.guards.max_dropped_groups,
         order=recipe.schedule.order,
+        slots=recipe.lag_slots,
         stale=recipe.schedule.stale,
         patience=recipe.schedule.stall_warning_seconds,
         max_logprob_gap=objective.max_logprob_gap_of(recipe),

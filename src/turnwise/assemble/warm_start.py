@@ -235,6 +235,7 @@ def settings_of(recipe: Recipe) -> Settings:
         max_nonfinite_updates=recipe.guards.max_nonfinite_updates,
         max_dropped_groups=recipe.guards.max_dropped_groups,
         order="started",
+        slots=recipe.sft.batch,
         stale="drop_group",
         patience=recipe.schedule.stall_warning_seconds,
         max_logprob_gap=math.inf,

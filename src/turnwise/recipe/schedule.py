@@ -15,9 +15,12 @@ class ScheduleConfig(Section):
 
     in_short_list = ()
 
-    order: Literal["started", "finished"] = "started"
+    order: Literal["started", "finished", "due"] = "started"
     """Order in which groups are trained on: started bounds lag by construction; finished favours short attempts and
-    enforces the bound by `stale`."""
+    enforces the bound by `stale`; due takes them as they finish while none becomes older than max_lag, and bounds lag
+    by construction too."""
+    mean_lag: float = Field(0.0, ge=0)
+    """Lag of an average group with order = "due", which decides how many are in flight; 0 takes half of max_lag."""
     stale: Literal["drop_group", "mask_turn"] = "drop_group"
     """What happens with order = "finished" to samples older than max_lag: drop_group replaces the group, mask_turn
     keeps it and gives stale turns no weight."""
@@ -29,8 +32,10 @@ class ScheduleConfig(Section):
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
-        if self.order == "started" and "stale" in self.changed:
-            raise ValueError('stale is ignored with order = "started": nothing is older than max_lag then')
+        if self.order != "finished" and "stale" in self.changed:
+            raise ValueError(f'stale is ignored with order = "{self.order}": nothing is older than max_lag then')
+        if self.order != "due" and "mean_lag" in self.changed:
+            raise ValueError(f'mean_lag is ignored with order = "{self.order}"; set order = "due", or remove it')
         return self
 
 

@@ -8,6 +8,7 @@ no setting can be written that the chosen function would ignore.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -189,9 +190,15 @@ class Recipe(Section):
     @model_validator(mode="after")
     def schedule_fits(self) -> Self:
         every, overlaps = self.evaluation.every, self.schedule.overlap_evaluations
-        if self.schedule.order == "finished" and not self.max_lag:
+        if self.schedule.order != "started" and not self.max_lag:
             raise ValueError(
-                'schedule.order = "finished" is ignored with max_lag = 0, where every group of a step is waited for'
+                f'schedule.order = "{self.schedule.order}" is ignored with max_lag = 0, where every group of a step is '
+                "waited for"
+            )
+        if self.schedule.mean_lag > self.max_lag:
+            raise ValueError(
+                f"schedule.mean_lag = {self.schedule.mean_lag:g} is more than max_lag = {self.max_lag}, which no group "
+                "may exceed; lower it, or raise max_lag"
             )
         if self.evaluation.greedy and overlaps:
             raise ValueError(
@@ -220,6 +227,13 @@ class Recipe(Section):
         """Whether the engine computes with the learner's own module."""
         in_process = self.engine.name == "slots" and not self.engine.processes
         return in_process and not self.max_lag and not self.cluster.is_spread
+
+    @property
+    def lag_slots(self) -> int:
+        """Groups that may have started and not been trained on. As many pass through them in a version as a step takes,
+        so the mean lag is their number of steps less one."""
+        mean_lag = (self.schedule.mean_lag or self.max_lag / 2) if self.schedule.order == "due" else self.max_lag
+        return math.ceil((mean_lag + 1) * self.groups_per_step)
 
     @property
     def updates_per_step(self) -> int:

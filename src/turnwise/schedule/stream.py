@@ -7,23 +7,22 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
 from turnwise.schedule.fairness import Fairness
+from turnwise.schedule.order import ORDERS, Line, Order, Started
 from turnwise.schedule.tasks import Draw
-from turnwise.types import Group
+from turnwise.types import Group, turns_of
 
 log = logging.getLogger(__name__)
 
 MakeGroup = Callable[[Draw], Awaitable[Group]]
-Order = Literal["started", "finished"]
 
 
 class LagSlots:
     """Permits to start groups. A group holds a slot from its start until weights trained on it are live.
 
-    With (max_lag + 1) * groups_per_step slots and groups taken in the order they started, no group can be trained on
-    more than max_lag versions after its first token.
+    With (max_lag + 1) * groups_per_step slots or fewer, and groups taken in the order they started, or so that none is
+    late, no group can be trained on more than max_lag versions after its first token (docs/decisions/0036).
     """
 
     def __init__(self, count: int) -> None:
@@ -54,19 +53,12 @@ class Used:
         return Used(self.base, list(self.ahead))
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A group whose attempts have started."""
-
-    draw: Draw
-    task: asyncio.Task[Group]
-
-
 class GroupStream:
-    """Groups in the order they started, or as they finish. At most `wanted` groups are started, plus one for each that
-    was dropped.
+    """Groups in the order they started, or in another one of ORDERS. At most `wanted` groups are started, plus one for
+    each that was dropped.
 
-    Groups that an earlier part of the run had `finished`, by the number of their draw, are not sampled again.
+    Groups that an earlier part of the run had `finished`, by the number of their draw, are not sampled again. `version`
+    is that of the live weights; whoever loads others says so (`advance`).
 
     Example:
         async with GroupStream(tasks.draw, make_group, LagSlots(32), wanted=320) as stream:
@@ -81,6 +73,9 @@ class GroupStream:
         wanted: int,
         *,
         order: Order = "started",
+        groups_per_step: int = 1,
+        max_lag: int = 0,
+        version: int = 0,
         used: Used | None = None,
         finished: Mapping[int, Group] = MappingProxyType({}),
         patience: float = 60.0,
@@ -89,7 +84,9 @@ class GroupStream:
         self.make_group = make_group
         self.slots = slots
         self.wanted = asyncio.Semaphore(wanted)
-        self.order = order
+        self.choose = ORDERS[order]
+        self.groups_per_step, self.max_lag = groups_per_step, max_lag
+        self.version = version
         self.used = used.copy() if used else Used()
         self.kept = dict(finished)
         self.patience = patience
@@ -126,8 +123,9 @@ class GroupStream:
             self.change.set()
 
     def start(self, draw: Draw) -> None:
+        version = oldest_version(self.kept.get(draw.number), self.version)
         task = asyncio.create_task(self.make(draw), name=f"group {draw.number}: {draw.task.id}")
-        entry = Started(draw, task)
+        entry = Started(draw, task, version)
         self.started.append(entry)
         task.add_done_callback(lambda _: self.finish(entry))
         self.change.set()
@@ -142,10 +140,14 @@ class GroupStream:
             self.fairness.sampled(entry.task.result())
         self.change.set()
 
-    async def next(self) -> Group:
-        """The group that started first among those not taken yet, or the one that finished first (see `order`)."""
+    def advance(self, version: int) -> None:
+        """From now on, tokens are sampled by the weights of this version."""
+        self.version = version
+
+    async def next(self, left: int = 1) -> Group:
+        """The next group of a step that still needs `left` of them, this one included."""
         waited = 0.0
-        while (entry := self.next_ready()) is None:
+        while (entry := self.choose(self.line(left))) is None:
             if self.error is not None and not self.started:
                 raise self.error
             self.change.clear()
@@ -160,10 +162,8 @@ class GroupStream:
         self.used.add(entry.draw.number)
         return entry.task.result()
 
-    def next_ready(self) -> Started | None:
-        if self.order == "finished":
-            return self.ready[0] if self.ready else None
-        return self.started[0] if self.started and self.started[0] in self.ready else None
+    def line(self, left: int) -> Line:
+        return Line(self.started, self.ready, self.version, left, self.groups_per_step, self.max_lag)
 
     def describe(self) -> str:
         """A phrase for logs: which groups are still running."""
@@ -180,3 +180,9 @@ class GroupStream:
         """Release the slot of a group that will not be trained on, and start another group instead."""
         self.slots.release()
         self.wanted.release()
+
+
+def oldest_version(kept: Group | None, live: int) -> int:
+    """The version of the oldest token of a group that was kept; `live` for one that is sampled from now on."""
+    tokens = [turn.versions for turn in turns_of([kept])] if kept is not None else []
+    return min((int(versions.min(initial=live)) for versions in tokens), default=live)

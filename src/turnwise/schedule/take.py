@@ -38,7 +38,7 @@ async def take(stream: GroupStream, count: int, keep: Callable[[Group], bool], l
     """The last dropped groups in a row that have no attempt that counts."""
     in_a_row = 0
     while len(kept) < count:
-        group = await stream.next()
+        group = await stream.next(count - len(kept))
         if keep(group):
             kept.append(group)
             in_a_row = 0

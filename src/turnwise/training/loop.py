@@ -36,8 +36,9 @@ from turnwise.plan.plan import Plan
 from turnwise.plan.routes import route_shares, routed_by
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
+from turnwise.schedule.order import Order
 from turnwise.schedule.stopping import RunStopped
-from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Order, Used
+from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Used
 from turnwise.schedule.take import Taken, take
 from turnwise.schedule.tasks import Draws
 from turnwise.training.weight_check import NOT_CHECKED, CheckResult
@@ -66,7 +67,10 @@ class Settings:
     max_nonfinite_updates: int
     max_dropped_groups: int
     order: Order
-    """Whether groups are taken in the order they started, which bounds lag, or as they finish."""
+    """Whether groups are taken in the order they started, which bounds lag, as they finish, or as they finish while
+    none is late, which bounds lag too."""
+    slots: int
+    """Groups that may have started and not been trained on: at most (max_lag + 1) * groups_per_step."""
     stale: str
     """What is done with tokens that are older than max_lag, where groups are taken as they finish: "drop_group" or
     "mask_turn"."""
@@ -148,7 +152,7 @@ async def train(
     """Train until the last step, or until `stop` is set; `progress` is then at the end of a whole step. Groups that an
     earlier part of the run left `waiting` are trained on in their turn."""
     settings, stages, learner, engine, tasks = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks
-    slots = LagSlots((settings.max_lag + 1) * settings.groups_per_step)
+    slots = LagSlots(settings.slots)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
     tasks.skip(progress.used.base)
     async with GroupStream(
@@ -157,6 +161,9 @@ async def train(
         slots,
         wanted,
         order=settings.order,
+        groups_per_step=settings.groups_per_step,
+        max_lag=settings.max_lag,
+        version=progress.step,
         used=progress.used,
         finished=waiting,
         patience=settings.patience,
@@ -174,6 +181,7 @@ async def train(
             progress.step += 1
             loading = time.perf_counter()
             await engine.load(await stages.run(learner.publish), progress.step)
+            stream.advance(progress.step)
             found = await stages.arrived(progress.step)
             now = time.perf_counter()
             progress.draws += taken.count
@@ -215,9 +223,9 @@ def is_kept(settings: Settings, stages: Stages, version: int, group: Group) -> b
 
 
 def is_stale(turns: Sequence[Turn], version: int, settings: Settings) -> NDArray[np.bool_]:
-    """Which turns have a token that more than max_lag versions of weights came after. In the order they started no
-    group can be that old, and demonstrations have no age."""
-    if settings.order == "started":
+    """Which turns have a token that more than max_lag versions of weights came after. Only among groups that are taken
+    as they finish can one be that old, and demonstrations have no age."""
+    if settings.order != "finished":
         return np.zeros(len(turns), bool)
     oldest = [int(turn.versions.min(initial=version)) for turn in turns]
     return version - np.array(oldest, np.int64) > settings.max_lag

@@ -175,7 +175,7 @@ def stale(evidence: Evidence) -> str | None:
     steps = int(limits["steps"])
     masked, turns = columns.last("lag/masked_turns", steps), columns.last("turn/count", steps)
     kept, dropped = columns.last("groups/kept", steps), columns.last("groups/dropped", steps)
-    if settings["order"] == "started":
+    if settings["order"] != "finished":
         return None
     if holds(masked - limits["share"] * turns, steps, 0.0) and turns.all():
         return f"{masked.sum() / turns.sum():.0%} of the turns of the last {steps} steps were too old to train on."
@@ -287,7 +287,7 @@ UPDATE_CHECKS = (
         name="stale",
         cause="Much of what is sampled is too old to train on",
         meaning="Sampling runs further ahead than the lag allows, so its work is lost.",
-        remedy='Raise {max_lag}, or set {order} = "started", which bounds the lag without loss.',
+        remedy='Raise {max_lag}, or set {order} = "due", which bounds the lag without loss.',
         find=stale,
         reads=("lag/masked_turns", "turn/count", "groups/kept", "groups/dropped"),
         thresholds={"share": Threshold(0.3, "share of turns or groups"), "steps": Threshold(3, STEPS)},
