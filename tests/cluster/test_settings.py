@@ -5,7 +5,7 @@ from support.running import micro_recipe
 from turnwise.assemble.checks import check_parts, check_settings
 
 VLLM = ["engine.name=vllm"]
-SERVED = [*VLLM, "engine.vllm.server=http://a:8000"]
+SERVED = [*VLLM, "engine.vllm.servers=http://a:8000"]
 NCCL = [*SERVED, "engine.vllm.transfer=nccl"]
 IPC = [*VLLM, "engine.vllm.transfer=ipc"]
 PAIRS = [*VLLM, "engine.vllm.tensor_parallel_size=2", "model.device=cuda"]
@@ -39,7 +39,10 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
         ([*NCCL, "cluster.fsdp=8"], '"nccl" sends from a learner in the process of the run, and this one has 8'),
         ([*IPC, "cluster.fsdp=8"], '"ipc" sends from a learner in the process of the run'),
         ([*IPC, "cluster.placement=disaggregated"], '"ipc" sends from a learner in the process of the run'),
-        ([*SERVED, "cluster.placement=colocated", "cluster.replicas=2"], "would each load weights into the one"),
+        (
+            [*SERVED, "cluster.placement=colocated", "cluster.replicas=2"],
+            "is ignored with engine.vllm.servers",
+        ),
         (
             [*PAIRS, "cluster.placement=colocated", "cluster.fsdp=2", "cluster.replicas=2"],
             "2 GPUs each share those of 2",

@@ -25,8 +25,8 @@ def parse(**tree):
             "schedule.mean_lag = 2.5 is more than max_lag = 2, which no group may exceed; lower it, or raise max_lag",
         ),
         (
-            {"schedule": {"overlap_evaluations": True}, "engine": {"name": "vllm", "vllm": {"server": "http://x"}}},
-            "engine.vllm.server has one version of them; set schedule.overlap_evaluations = false",
+            {"schedule": {"overlap_evaluations": True}, "engine": {"name": "vllm", "vllm": {"servers": ["http://x"]}}},
+            "engine.vllm.servers have one version of them; set schedule.overlap_evaluations = false",
         ),
     ],
 )

@@ -265,8 +265,8 @@ def test_mirrors_that_a_model_does_not_notice_are_used_and_no_others(kind, mirro
     check = check_of(lazy_engine(model, dtype="bfloat16"), learner, "bfloat16")
 
     async def scene():
-        check.limit = 4 * await check.difference(plain := await check.sample(0, "plain", 8))
-        return await check.changes(plain), await check.begin(0)
+        check.limit = 4 * (await check.difference(plain := await check.sample(0, "plain", 8))).size
+        return await check.changes(plain.turns), await check.begin(0)
 
     (changes, _), found = run(scene())
     assert found.problem == ""

@@ -10,6 +10,7 @@ from turnwise.assemble.engines import context_of
 from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
 from turnwise.assemble.learner import device_of, policy_of, reach_of
 from turnwise.assemble.opponents import check_opponents
+from turnwise.assemble.servers import check_access
 from turnwise.cluster.shard import DISPATCHED
 from turnwise.data.catalogue import model_folder
 from turnwise.data.hub import PREFIX, HubName, Say
@@ -99,7 +100,7 @@ def check_packages(recipe: Recipe) -> None:
     if recipe.engine.name != "vllm":
         return
     vllm = recipe.engine.vllm
-    needed = {"aiohttp": "vllm-client"} if vllm.server else {"vllm": "vllm"}
+    needed = {"aiohttp": "vllm-client"} if vllm.servers else {"vllm": "vllm"}
     if vllm.transfer != "file":
         needed["vllm"] = "vllm"
     for package, extra in needed.items():
@@ -108,16 +109,17 @@ def check_packages(recipe: Recipe) -> None:
                 f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" '
                 "(on a CPU see docs/guides/vllm.md)"
             )
+    check_access(recipe)
     check_vllm_routes(recipe)
 
 
 def check_vllm_routes(recipe: Recipe) -> None:
     """Refuse routes of a vLLM that cannot give them."""
-    local = recipe.model.router_replay and not recipe.engine.vllm.server
+    local = recipe.model.router_replay and not recipe.engine.vllm.servers
     if local and device_of(recipe) == "cpu" and importlib.util.find_spec("triton") is None:
         raise ValueError(
             'model.router_replay with engine.name = "vllm": vLLM gives routes with Triton only, which has to be built '
-            'for CPUs; set engine.name = "slots", or name a server in engine.vllm.server'
+            'for CPUs; set engine.name = "slots", or name servers in engine.vllm.servers'
         )
 
 

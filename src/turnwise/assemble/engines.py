@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +19,9 @@ from turnwise.cluster.placement import Site
 from turnwise.cluster.replica import open_replicas
 from turnwise.engines.base import Engine, vocabulary_of
 from turnwise.engines.guidance import Guidance
+from turnwise.engines.remote.connection import Connection
 from turnwise.engines.remote.process import ProcessEngine
-from turnwise.engines.remote.router import Router
+from turnwise.engines.remote.router import Router, WeightStore
 from turnwise.engines.scripted import ScriptedEngine
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.slots.model import SlotModel
@@ -29,12 +33,15 @@ from turnwise.learn.policy import DTYPES, load_model
 from turnwise.learn.routers import Routers
 from turnwise.pretrained import CausalLM, ChatTokenizer
 from turnwise.recipe.schema import Recipe
+from turnwise.recipe.servers import ServersConfig
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.schedule.workers import Worker, Workers, in_own_thread, inline
 from turnwise.weights.publisher import Publisher
+from turnwise.weights.served_files import LiveWeights, ServedFiles
 from turnwise.weights.skeleton import skeleton_of
 from turnwise.weights.vllm_file import FileTransfer
 from turnwise.weights.vllm_native import NativeTransfer
+from turnwise.weights.vllm_transfer import OneAtATime
 
 
 def context_of(recipe: Recipe) -> int:
@@ -146,12 +153,13 @@ def slot_model_of(recipe: Recipe, model: CausalLM, renderer: Renderer, version: 
 
 def vllm_engine(
     recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, worker: Worker | None = None
-) -> VllmEngine:
-    """A vLLM with a copy of the model, which starts when it is first needed, or the server that a recipe names. It
+) -> Engine:
+    """A vLLM with a copy of the model, which starts when it is first needed, or the servers that a recipe names. It
     computes in a process of its own and needs no worker."""
-    engine, vllm = recipe.engine, recipe.engine.vllm
-    dtype, device = DTYPES[recipe.model.dtype], device_of(recipe)
-    weights = model.state_dict()
+    vllm, dtype = recipe.engine.vllm, DTYPES[recipe.model.dtype]
+    if vllm.servers:
+        return vllm_servers(recipe, model, renderer, version)
+    engine, device = recipe.engine, device_of(recipe)
     local = LocalSettings(
         slots=engine.max_num_seqs,
         dtype=recipe.model.dtype,
@@ -167,20 +175,57 @@ def vllm_engine(
     )
     save = partial(copy_model, ModelSource(model, renderer.tokenizer, Path(model.config.name_or_path)))
     folder = Path(vllm.folder) if vllm.folder else None
-    return VllmEngine(
-        VllmServer(vllm.server, routes=recipe.model.router_replay) if vllm.server else LocalVllm(save, local),
-        FileTransfer(dtype, folder) if vllm.transfer == "file" else NativeTransfer(vllm.transfer, dtype),
-        slots=engine.max_num_seqs,
-        context=context_of(recipe),
-        vocabulary=vocabulary_of(model),
-        end_tokens=renderer.end_tokens,
-        tensors=weights,
-        version=version,
-        keep_cache=engine.memory.keep_cache,
-        first_weights=weights if vllm.server and model.device.type != "meta" else None,
-        guidance=vllm_guidance(model, renderer),
-        route_layers=Routers(model).layers if recipe.model.router_replay else None,
-    )
+    transfer = FileTransfer(dtype, folder) if vllm.transfer == "file" else NativeTransfer(vllm.transfer, dtype)
+    return VllmEngine(LocalVllm(save, local), transfer, version=version, **vllm_settings(recipe, model, renderer))
+
+
+def vllm_settings(recipe: Recipe, model: CausalLM, renderer: Renderer) -> dict[str, Any]:
+    """What an engine over vLLM is told, wherever vLLM runs."""
+    return {
+        "slots": recipe.engine.max_num_seqs,
+        "context": context_of(recipe),
+        "vocabulary": vocabulary_of(model),
+        "end_tokens": renderer.end_tokens,
+        "tensors": model.state_dict(),
+        "keep_cache": recipe.engine.memory.keep_cache,
+        "guidance": vllm_guidance(model, renderer),
+        "route_layers": Routers(model).layers if recipe.model.router_replay else None,
+    }
+
+
+def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: int) -> Router:
+    """Servers that run already, each with an engine of its own."""
+    vllm, dtype = recipe.engine.vllm, DTYPES[recipe.model.dtype]
+    settings = vllm_settings(recipe, model, renderer)
+    first = model.state_dict() if model.device.type != "meta" else None
+    turn = asyncio.Lock()
+    store: WeightStore
+    if vllm.transfer == "file":
+        store = ServedFiles(dtype, Path(vllm.folder) if vllm.folder else None)
+        if first is not None:
+            store.publish(first, version)
+    else:
+        store = LiveWeights(first, version)
+
+    def start(number: int) -> VllmEngine:
+        service = VllmServer(connections_of(vllm)[number], routes=recipe.model.router_replay)
+        newest = store.newest
+        return VllmEngine(
+            service,
+            FileTransfer(dtype) if vllm.transfer == "file" else OneAtATime(NativeTransfer(vllm.transfer, dtype), turn),
+            version=None if newest is None else newest.version,
+            first_weights=newest,
+            name=service.url,
+            **settings,
+        )
+
+    return Router(start, len(vllm.servers), store, starts=None)
+
+
+def connections_of(servers: ServersConfig) -> list[Connection]:
+    """A connection to each server of a recipe, not open yet."""
+    key = os.environ.get(servers.api_key_variable, "") if servers.api_key_variable else ""
+    return [Connection(url, key=key, ca_file=servers.ca_file) for url in servers.servers]
 
 
 def vllm_guidance(model: CausalLM, renderer: Renderer) -> Guidance:

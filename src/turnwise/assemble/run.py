@@ -21,6 +21,7 @@ from turnwise.assemble.model import gpu_names, model_source, renderer_of, set_th
 from turnwise.assemble.models import ModelSource, copy_model, reachable
 from turnwise.assemble.opponents import seated_engines
 from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
+from turnwise.assemble.servers import check_servers
 from turnwise.assemble.warm_start import starting_source
 from turnwise.atomic import atomic_folder
 from turnwise.cluster.placement import check_room
@@ -102,6 +103,7 @@ async def training(
     check(recipe)
     if recipe.cluster.on_ray:
         check_room(recipe.cluster, room_of(recipe))
+    await check_servers(recipe)
     with owned(RunFolder.make(recipe.out).path):
         stamp_of = partial(stamp_where_asked, recipe)
         folder = RunFolder.create(recipe.out, recipe.model_dump(mode="json"), stamp_of, origin)
@@ -133,6 +135,7 @@ async def resuming(
         raise ValueError(f'{path} is made of another run; go on with it by "turnwise train --resume {path}"')
     with owned(folder.path):
         recipe, checkpoint = resumed_recipe(folder, overrides, trust, screen)
+        await check_servers(recipe)
         if checkpoint is None:
             opened = started(recipe, folder, screen, stop, workers, open_parts)
         else:
@@ -246,7 +249,7 @@ async def run_parts(
         stack.enter_context(forked_children([*CHILD_MODULES, type(model).__module__]))
         site = stack.enter_context(placed(recipe))
         learner = stack.enter_context(closing(open_learner(recipe, source, beginning, site)))
-        if site is None:
+        if site is None or recipe.engine.vllm.servers:
             shared = model if recipe.engine_shares_weights else plain
             engine = engine_of(recipe, shared, renderer, step, workers)
         else:
@@ -299,7 +302,7 @@ def evaluator_of(
 def begins_otherwise(recipe: Recipe, source: ModelSource, checkpoint: Checkpoint | None) -> bool:
     """Whether the engine begins with other weights than the learner: with those of the model without its adapters, or,
     as a server that nobody has given any, with those that it was started with."""
-    return bool((recipe.lora.rank and checkpoint is not None) or (recipe.engine.vllm.server and not source.is_here))
+    return bool((recipe.lora.rank and checkpoint is not None) or (recipe.engine.vllm.servers and not source.is_here))
 
 
 @asynccontextmanager

@@ -302,3 +302,9 @@ class StreamingEngine(Engine, Protocol):
 def can_stream(engine: Engine) -> TypeGuard[StreamingEngine]:
     """Whether an engine reports tokens while it samples."""
     return bool(getattr(engine, "streams", False))
+
+
+def copies_of(engine: Engine) -> dict[str, Engine]:
+    """The engines that have a copy of the weights each, by name; an engine that has one copy is called "the engine"."""
+    copies: Callable[[], dict[str, Engine]] | None = getattr(engine, "copies", None)
+    return {"the engine": engine} if copies is None else copies()

@@ -45,7 +45,7 @@ class EngineMemory:
         width = 2 if recipe.model.dtype == "bfloat16" or in_vllm else 4
         cards = recipe.engine.vllm.tensor_parallel_size if in_vllm else 1
         share = (
-            recipe.engine.vllm.gpu_memory_utilization if in_vllm and not recipe.engine.vllm.server else DEFAULT_SHARE
+            recipe.engine.vllm.gpu_memory_utilization if in_vllm and not recipe.engine.vllm.servers else DEFAULT_SHARE
         )
         experts = getattr(text, "num_experts", 0) or 0
         active = float(num_parameters)
@@ -55,7 +55,7 @@ class EngineMemory:
         return cls(
             name=recipe.engine.name,
             cards=cards,
-            is_server=bool(recipe.engine.vllm.server),
+            is_server=bool(recipe.engine.vllm.servers),
             weights=width * num_parameters / cards if in_vllm or recipe.max_lag else 0.0,
             kv_token=width * sizes.kv_elements / min(cards, sizes.kv_heads),
             kv_heads=sizes.kv_heads,

@@ -99,11 +99,12 @@ def communication(recipe: Recipe, found: Rehearsal, card: Card) -> float:
 
 
 def engines_of(recipe: Recipe, found: Rehearsal, engine: EngineMemory) -> int:
-    """Copies of the model that sample. A recipe does not say how many a server has; it is taken to have as many GPUs as
-    the learner."""
-    if recipe.cluster.on_ray and not recipe.engine.vllm.server:
+    """Copies of the model that sample. A recipe does not say how many a server has; together they are taken to have as
+    many GPUs as the learner, and one copy each at least."""
+    if recipe.cluster.on_ray and not recipe.engine.vllm.servers:
         return recipe.cluster.replicas
-    return max(1, found.ranks // engine.cards) if recipe.engine.vllm.server else 1
+    servers = len(recipe.engine.vllm.servers)
+    return max(servers, found.ranks // engine.cards) if servers else 1
 
 
 def sampling(recipe: Recipe, copies: int, shape: AttemptShape, engine: EngineMemory, card: Card) -> float:

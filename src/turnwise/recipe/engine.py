@@ -7,18 +7,17 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from turnwise.recipe.section import Section
+from turnwise.recipe.servers import ServersConfig
 
 
-class VllmConfig(Section):
-    """Settings of engine vllm alone. Open it when `engine.name` is vllm and the model does not fit, or a vLLM server
-    runs elsewhere."""
+class VllmConfig(ServersConfig):
+    """Settings of engine vllm alone. Open it when `engine.name` is vllm and the model does not fit, or vLLM servers run
+    elsewhere; without servers vLLM is started in processes of the run."""
 
     in_short_list = ()
 
-    server: str = ""
-    """URL of a vLLM server that runs already; empty starts vLLM in processes of the run."""
     transfer: Literal["file", "nccl", "ipc"] = "file"
-    """How weights travel: file through memory or a disk, nccl to the GPUs of a server, ipc on the learner's GPU."""
+    """How weights travel: file through memory or a disk, nccl to the GPUs of servers, ipc on the learner's GPU."""
     folder: str = ""
     """Folder for files of weights that the learner and vLLM both see; empty takes the machine's memory."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
@@ -33,14 +32,14 @@ class VllmConfig(Section):
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
         of_the_server = {"gpu_memory_utilization", "enforce_eager", "tensor_parallel_size"}
-        if self.server and (ignored := of_the_server & set(self.changed)):
-            raise ValueError(f"{min(ignored)} is a setting of the server itself; remove it, or remove server")
+        if self.servers and (ignored := of_the_server & set(self.changed)):
+            raise ValueError(f"{min(ignored)} is a setting of the servers themselves; remove it, or remove servers")
         if self.transfer != "file" and self.folder:
             raise ValueError(f'folder is ignored with transfer = "{self.transfer}"')
-        if self.server and self.transfer == "ipc":
-            raise ValueError('transfer = "ipc" shares memory of one GPU; use "nccl" or "file" with a server')
-        if not self.server and self.transfer == "nccl":
-            raise ValueError('transfer = "nccl" goes to the GPUs of a server; without one use "ipc" or "file"')
+        if self.servers and self.transfer == "ipc":
+            raise ValueError('transfer = "ipc" shares memory of one GPU; use "nccl" or "file" with servers')
+        if not self.servers and self.transfer == "nccl":
+            raise ValueError('transfer = "nccl" goes to the GPUs of servers; without them use "ipc" or "file"')
         return self
 
 
@@ -86,9 +85,9 @@ class EngineConfig(Section):
             raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
         if self.memory.kv_cache and "gpu_memory_utilization" in self.vllm.changed:
             raise ValueError(f"vllm.gpu_memory_utilization is ignored with memory.kv_cache = {self.memory.kv_cache}")
-        if self.vllm.server and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):
+        if self.vllm.servers and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):
             raise ValueError(
-                f"memory.{min(ignored)} is a setting of the server itself; remove it, or remove vllm.server"
+                f"memory.{min(ignored)} is a setting of the servers themselves; remove it, or remove vllm.servers"
             )
         return self
 

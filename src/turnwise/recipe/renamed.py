@@ -24,6 +24,7 @@ RENAMED = {
     "engine.slots": "engine.max_num_seqs",
     "engine.vllm.eager": "engine.vllm.enforce_eager",
     "engine.vllm.memory": "engine.vllm.gpu_memory_utilization",
+    "engine.vllm.server": "engine.vllm.servers",
     "engine.vllm.tensor_parallel": "engine.vllm.tensor_parallel_size",
     "env.actors": "env.concurrency.actors",
     "env.agents_at_once": "env.concurrency.max_concurrent_agents",

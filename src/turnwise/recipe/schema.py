@@ -165,9 +165,9 @@ class Recipe(Section):
     def weights_arrive(self) -> Self:
         """Refuse ways for weights that lead nowhere."""
         vllm, cluster = self.engine.vllm, self.cluster
-        if vllm.server and cluster.replicas > 1:
+        if vllm.servers and cluster.replicas > 1:
             raise ValueError(
-                f"cluster.replicas = {cluster.replicas} would each load weights into the one engine.vllm.server; "
+                f"cluster.replicas = {cluster.replicas} is ignored with engine.vllm.servers, which sample instead; "
                 "remove one of them"
             )
         if vllm.transfer != "file" and cluster.is_spread:
@@ -215,10 +215,10 @@ class Recipe(Section):
                 f"schedule.overlap_evaluations is ignored with evaluation.every = {every}: no evaluation is due before "
                 f"the last of steps = {self.steps}"
             )
-        if overlaps and self.engine.vllm.server:
+        if overlaps and self.engine.vllm.servers:
             raise ValueError(
-                "schedule.overlap_evaluations needs an engine with weights of its own, and engine.vllm.server has one "
-                "version of them; set schedule.overlap_evaluations = false"
+                "schedule.overlap_evaluations needs an engine with weights of its own, and engine.vllm.servers have "
+                "one version of them; set schedule.overlap_evaluations = false"
             )
         return self
 

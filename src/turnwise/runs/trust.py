@@ -42,7 +42,8 @@ def named_in(recipe: Recipe) -> list[str]:
     others = {
         "sft.data": recipe.sft.data if is_code_or_hub(recipe.sft.data) else "",
         "cluster.address": cluster.address,
-        "engine.vllm.server": vllm.server,
+        "engine.vllm.servers": list(vllm.servers),
+        "engine.vllm.api_key_variable": vllm.api_key_variable,
         "engine.vllm.folder": vllm.folder,
         "teacher": recipe.teacher if recipe.teacher.startswith("hf:") else "",
         "kl.reference": recipe.kl.reference if recipe.kl.reference.startswith("hf:") else "",

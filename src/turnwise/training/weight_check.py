@@ -1,7 +1,8 @@
 """The check that weights have arrived: engine and learner must give sampled tokens the same logprobs.
 
 An engine has its own layout of the weights. A load may leave a part of them unchanged, and nothing shows it: the output
-changes, and no call fails. So the engine samples a few tokens after random prompts, and the learner scores them.
+changes, and no call fails. So the engine samples a few tokens after random prompts, and the learner scores them. Of an
+engine with several copies of the weights, such as servers, every copy samples and is compared by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.base import Engine, EngineFailure, Sampling
+from turnwise.engines.base import Engine, EngineFailure, Sampling, copies_of
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.perturbation import MIRRORS, Change
 from turnwise.messages import Message
@@ -59,6 +60,28 @@ class CheckResult:
 NOT_CHECKED = CheckResult()
 
 
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Turns that were sampled for a check, by the copy of the weights that sampled them."""
+
+    by_copy: Mapping[str, Sequence[Turn]] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for turns in self.by_copy.values() for turn in turns]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The largest mean difference of a copy's logprobs from the learner's, and whose it is."""
+
+    size: float
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}'s logprobs differ from the learner's by {self.size:.1e} on average"
+
+
 class WeightCheck:
     """Compares an engine with the learner whose weights it loads. An engine that shares the learner's module is not
     checked.
@@ -97,7 +120,7 @@ class WeightCheck:
         self.longest = min(longest, engine.context)
         self.limit = limit or (EXACT if exact else 0.0)
         self.every = every
-        self.last_probes: list[Turn] = []
+        self.last_probes = Probes()
         """The probes of the last check."""
         self.probe_timeout = PROBE_TIMEOUT
 
@@ -113,28 +136,27 @@ class WeightCheck:
         probes = await self.sample(version, "plain", AT_START)
         gap = await self.difference(probes)
         far_probes = await self.sample_far(version)
-        gap_far = await self.difference(far_probes) if far_probes else 0.0
+        gap_far = await self.difference(far_probes) if far_probes.turns else Gap(0.0, "nobody")
         max_gap = self.limit or WRONG
-        self.limit = self.limit or max(EXACT, ROOM * gap)
+        self.limit = self.limit or max(EXACT, ROOM * gap.size)
         metrics = {
             "weight_check/limit": self.limit,
-            "weight_check/start/gap": gap,
-            "weight_check/start/gap_far": gap_far,
+            "weight_check/start/gap": gap.size,
+            "weight_check/start/gap_far": gap_far.size,
         }
-        if not gap <= max_gap:
-            text = f"the engine's logprobs differ from the learner's by {gap:.1e} on average"
-            return CheckResult(metrics, f"{text} before anything was trained: it computes another model")
-        if not gap_far <= max(self.limit, ROOM_FAR * EXACT if self.exact else WRONG):
-            text = f"the engine's logprobs differ from the learner's by {gap_far:.1e} on average"
-            longest = max(len(turn.prompt) for turn in far_probes)
-            text = f"{text} after prompts of up to {longest} tokens, and by {gap:.1e} after short ones"
+        if not gap.size <= max_gap:
+            return CheckResult(metrics, f"{gap} before anything was trained: it computes another model")
+        if not gap_far.size <= max(self.limit, ROOM_FAR * EXACT if self.exact else WRONG):
+            longest = max(len(turn.prompt) for turn in far_probes.turns)
+            text = f"{gap_far} after prompts of up to {longest} tokens, and by {gap.size:.1e} after short ones"
             return CheckResult(metrics, text)
         gap_disturbed, gap_restored, moved = await self.load_disturbed(version, probes)
-        metrics |= {"weight_check/start/gap_disturbed": gap_disturbed, "weight_check/start/moved": moved}
-        if not gap_disturbed <= self.limit:
-            text = f"{self.differ(gap_disturbed)} after a load that changed every tensor, and by {gap:.1e} before it"
+        metrics |= {"weight_check/start/gap_disturbed": gap_disturbed.size, "weight_check/start/moved": moved}
+        if not gap_disturbed.size <= self.limit:
+            before = f"and by {gap.size:.1e} before it"
+            text = f"{self.differ(gap_disturbed)} after a load that changed every tensor, {before}"
             return CheckResult(metrics, f"{text}: loads leave a part of its weights as they were")
-        if not gap_restored <= self.limit:
+        if not gap_restored.size <= self.limit:
             return CheckResult(metrics, f"{self.differ(gap_restored)} after a load that changed every tensor back")
         if not moved >= NOTICEABLE * self.limit:
             limit = f"weight_check.limit = {self.limit:.1e}"
@@ -144,17 +166,17 @@ class WeightCheck:
             )
         return CheckResult(metrics)
 
-    async def load_disturbed(self, version: int, probes: Sequence[Turn]) -> tuple[float, float, float]:
+    async def load_disturbed(self, version: int, probes: Probes) -> tuple[Gap, Gap, float]:
         """(largest difference after loads of disturbed weights, difference after a load of the present ones, by how
         much the last disturbance moves the learner's logprobs)."""
-        changes, moved = await self.changes(probes)
+        changes, moved = await self.changes(next(iter(probes.by_copy.values())))
         gaps = [await self.gap_of(change, version, f"disturbed {index}") for index, change in enumerate(changes)]
         await self.engine.load(self.learner.publish(), version)
         await self.engine.forget()
         self.last_probes = await self.sample(version, "restored", AT_START)
         gap_restored = await self.difference(self.last_probes)
         await self.engine.forget()
-        return max(gaps), gap_restored, moved
+        return max(gaps, key=size_of), gap_restored, moved
 
     async def changes(self, probes: Sequence[Turn]) -> tuple[list[Change], float]:
         """(changes that cover every tensor between them, by how much the last of them moves logprobs).
@@ -190,7 +212,7 @@ class WeightCheck:
             self.learner.undisturb()
         return float(np.mean(np.abs(np.concatenate(disturbed) - np.concatenate(logprobs)))), num_new
 
-    async def gap_of(self, change: Change, version: int, purpose: str) -> float:
+    async def gap_of(self, change: Change, version: int, purpose: str) -> Gap:
         """The difference between engine and learner after a load of disturbed weights."""
         self.learner.disturb(change)
         try:
@@ -205,75 +227,86 @@ class WeightCheck:
         if self.engine.shares_weights or version % self.every:
             return NOT_CHECKED
         probes = await self.sample(version, "load", AT_LOAD, self.probe_timeout)
-        num_tokens = sum(len(turn.action) for turn in probes)
+        num_tokens = sum(len(turn.action) for turn in probes.turns)
         metrics = {"weight_check/tokens": float(num_tokens)}
-        if not probes:
+        if not probes.turns:
             self.probe_timeout *= 2
             log.warning(
                 "version %d was not checked: the engine had no time for it in %.0f s", version, self.probe_timeout
             )
             return CheckResult(metrics)
         self.probe_timeout = PROBE_TIMEOUT
-        if others := {int(v) for turn in probes for v in turn.versions} - {version}:
-            return CheckResult(metrics, f"after the load of version {version} the engine samples with {sorted(others)}")
-        moved = {"weight_check/moved": await self.difference(self.last_probes)} if self.last_probes else {}
+        for name, turns in probes.by_copy.items():
+            if others := {int(v) for turn in turns for v in turn.versions} - {version}:
+                return CheckResult(metrics, f"after the load of version {version} {name} samples with {sorted(others)}")
+        moved = {}
+        if self.last_probes.turns:
+            moved = {"weight_check/moved": (await self.difference(self.last_probes)).size}
         gap = await self.difference(probes)
-        if not gap <= self.limit:
+        if not gap.size <= self.limit:
             # A prompt may share its beginning with one whose keys and values were computed by older weights and kept:
             # that is no fault of the load.
             await self.engine.forget()
             probes = await self.sample(version, "again", AT_LOAD)
             gap = await self.difference(probes)
         self.last_probes = probes
-        problem = "" if gap <= self.limit else f"{self.differ(gap)} after the load of version {version}"
-        return CheckResult({**metrics, **moved, "weight_check/gap": gap}, problem)
+        problem = "" if gap.size <= self.limit else f"{self.differ(gap)} after the load of version {version}"
+        return CheckResult({**metrics, **moved, "weight_check/gap": gap.size}, problem)
 
-    def differ(self, gap: float) -> str:
-        return (
-            f"the engine's logprobs differ from the learner's by {gap:.1e} on average, more than weight_check.limit = "
-            f"{self.limit:.1e},"
-        )
+    def differ(self, gap: Gap) -> str:
+        return f"{gap}, more than weight_check.limit = {self.limit:.1e},"
 
-    async def difference(self, turns: Sequence[Turn]) -> float:
-        """Mean absolute difference between the engine's logprobs of sampled tokens and the learner's present ones."""
-        scores = await self.run(self.score, turns)
-        pairs = zip(turns, scores, strict=True)
-        return float(np.mean(np.abs(np.concatenate([turn.logprobs - logprobs for turn, logprobs in pairs]))))
+    async def difference(self, probes: Probes) -> Gap:
+        """Mean absolute difference between a copy's logprobs of the tokens it sampled and the learner's present ones,
+        of the copy with the largest."""
+        scores = iter(await self.run(self.score, probes.turns))
+        gaps = []
+        for name, turns in probes.by_copy.items():
+            apart = [turn.logprobs - next(scores) for turn in turns]
+            if apart:
+                gaps.append(Gap(float(np.mean(np.abs(np.concatenate(apart)))), name))
+        return max(gaps, key=size_of)
 
     def score(self, turns: Sequence[Turn]) -> list[Any]:
         return self.learner.score(self.plan(turns), len(turns))
 
-    async def sample(self, version: int, purpose: str, count: int, timeout: float | None = None) -> list[Turn]:
-        """Turns that the engine samples after prompts of random tokens."""
+    async def sample(self, version: int, purpose: str, count: int, timeout: float | None = None) -> Probes:
+        """Turns that every copy samples after prompts of random tokens."""
         random = np.random.default_rng([version, *purpose.encode()])
         size = min(PROMPT, self.engine.context // 2)
         prompts = random.integers(0, self.vocabulary, (count, size)).astype(np.int32)
-        return await self.generate_all(list(prompts), f"probe/{purpose}/{version}", timeout)
+        return await self.ask_copies(list(prompts), f"probe/{purpose}/{version}", timeout)
 
-    async def sample_far(self, version: int) -> list[Turn]:
-        """Turns that the engine samples after a quarter, a half, three quarters and all of a long prompt."""
+    async def sample_far(self, version: int) -> Probes:
+        """Turns that every copy samples after a quarter, a half, three quarters and all of a long prompt."""
         size = min(FAR, self.longest - ACTION)
         if size < 2 * PROMPT:
-            return []
+            return Probes()
         prompt = np.random.default_rng([version, *b"far"]).integers(0, self.vocabulary, size).astype(np.int32)
-        return await self.generate_all([prompt[: size * part // 4] for part in (1, 2, 3, 4)], f"probe/far/{version}")
+        return await self.ask_copies([prompt[: size * part // 4] for part in (1, 2, 3, 4)], f"probe/far/{version}")
+
+    async def ask_copies(self, prompts: Sequence[NDArray[np.int32]], name: str, timeout: float | None = None) -> Probes:
+        """Turns that every copy samples after prompts; fewer and shorter ones, or none, where the time runs out."""
+        copies = copies_of(self.engine)
+        found = await asyncio.gather(*(self.generate_all(each, prompts, name, timeout) for each in copies.values()))
+        return Probes(dict(zip(copies, found, strict=True)))
 
     async def generate_all(
-        self, prompts: Sequence[NDArray[np.int32]], name: str, timeout: float | None = None
+        self, engine: Engine, prompts: Sequence[NDArray[np.int32]], name: str, timeout: float | None
     ) -> list[Turn]:
-        """Turns that the engine samples after prompts; fewer and shorter ones, or none, where the time runs out."""
+        """The turns of one copy."""
         sessions = [f"{name}/{number}" for number in range(len(prompts))]
-        room = min(self.engine.context - len(prompt) for prompt in prompts)
+        room = min(engine.context - len(prompt) for prompt in prompts)
         sampling = Sampling(min(ACTION, room), self.temperature)
         calls = [
-            asyncio.ensure_future(self.engine.generate(prompt, sampling, session=session, seed=number))
+            asyncio.ensure_future(engine.generate(prompt, sampling, session=session, seed=number))
             for number, (session, prompt) in enumerate(zip(sessions, prompts, strict=True))
         ]
         try:
             _, late = await asyncio.wait(calls, timeout=timeout)
             if late:
                 late_sessions = [session for session, call in zip(sessions, calls, strict=True) if call in late]
-                await asyncio.gather(*(self.engine.abort(session) for session in late_sessions))
+                await asyncio.gather(*(engine.abort(session) for session in late_sessions))
             completions = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             for call in calls:
@@ -287,3 +320,8 @@ class WeightCheck:
                 sampled = completion.tokens, completion.logprobs, completion.versions
                 turns.append(Turn(prompt, *sampled, completion.stop, 0.0, Message("assistant", "")))
         return turns
+
+
+def size_of(gap: Gap) -> float:
+    """Of a gap that is no number: infinite."""
+    return gap.size if gap.size == gap.size else float("inf")

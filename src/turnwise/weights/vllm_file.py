@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from turnwise.weights.published import Published
 from turnwise.weights.shared_memory import shared_memory_folder
 from turnwise.weights.vllm_transfer import TransferControl, as_served
 
@@ -32,11 +33,17 @@ class FileTransfer:
         self.folder = folder or shared_memory_folder()
 
     async def send(self, weights: Mapping[str, Tensor], version: int, control: TransferControl) -> None:
+        if isinstance(weights, Published):  # a file that others read too
+            await self.load(weights.path, version, control)
+            return
         with self.temporary_file(version) as path:
             await asyncio.to_thread(self.write, weights, path)
-            await control.start_update()
-            await control.update({"path": str(path)})
-            await control.finish_update(str(version))
+            await self.load(path, version, control)
+
+    async def load(self, path: Path, version: int, control: TransferControl) -> None:
+        await control.start_update()
+        await control.update({"path": str(path)})
+        await control.finish_update(str(version))
 
     @contextmanager
     def temporary_file(self, version: int) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -33,6 +34,21 @@ class WeightTransfer(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class OneAtATime:
+    """A transfer that waits for its turn: the learner's GPU sends to one server after the other."""
+
+    def __init__(self, transfer: WeightTransfer, turn: asyncio.Lock) -> None:
+        self.transfer = transfer
+        self.turn = turn
+
+    async def send(self, weights: Mapping[str, Tensor], version: int, control: TransferControl) -> None:
+        async with self.turn:
+            await self.transfer.send(weights, version, control)
+
+    async def close(self) -> None:
+        await self.transfer.close()
 
 
 def as_served(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

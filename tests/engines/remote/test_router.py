@@ -32,6 +32,7 @@ class Puppet:
         self.waiting = []
         self.sessions = []
         self.version = 0
+        self.name = f"replica {number}"
         self.dead = self.paused = self.closed = self.stuck = False
         self.seconds = 0.0
         self.opened = 0
@@ -316,3 +317,64 @@ def test_a_real_replica_that_is_killed_in_the_middle_of_a_call(tmp_path):
 
     expected, found = asyncio.run(bounded())
     assert found.tokens.tolist() == expected.tokens.tolist()
+
+
+class Unreadable:
+    """A store of weights that can be read while they are loaded, and not again."""
+
+    newest = None
+
+    def publish(self, weights, version):
+        return weights
+
+    def close(self):
+        return None
+
+
+def test_a_replica_whose_weights_cannot_be_read_again_waits_for_the_next_load(tmp_path):
+    async def scene(theatre):
+        theatre.router.publisher = Unreadable()
+        await theatre.router.load({"a": torch.zeros(3)}, 4)
+        theatre.made[1].dead = True
+        theatre.router.start_health_checks()
+        await until(lambda: theatre.router.slots[1].waits_for_load)
+        was_ready = theatre.router.slots[1].ready.is_set()
+        await theatre.router.load({"a": torch.ones(3)}, 5)
+        theatre.publisher.close()
+        return was_ready, theatre.router.slots[1].ready.is_set(), theatre.made[2].version
+
+    assert play(tmp_path, scene) == (False, True, 5)
+
+
+def test_a_replica_that_could_not_load_is_replaced_where_another_could(tmp_path):
+    async def scene(theatre):
+        await theatre.router.open()
+
+        async def fail(weights, version):
+            raise EngineFailure("no memory")
+
+        theatre.made[1].load = fail
+        await theatre.router.load({"a": torch.ones(3)}, 5)
+        was_ready = theatre.router.slots[1].ready.is_set()
+        await until(lambda: theatre.router.slots[1].ready.is_set())
+        theatre.made[0].load = theatre.made[2].load = fail
+        with pytest.raises(EngineFailure, match="no memory"):  # by all of them, and they live
+            await theatre.router.load({"a": torch.ones(3)}, 6)
+        return was_ready, theatre.made[2].version
+
+    assert play(tmp_path, scene) == (False, 5)
+
+
+def test_a_replica_that_is_never_given_up_is_tried_until_it_starts(tmp_path):
+    async def scene(theatre):
+        await theatre.router.open()
+        theatre.stillborn = True
+        theatre.made[0].die()
+        call = theatre.ask("s")
+        await until(lambda: len(theatre.made) > 6)
+        theatre.stillborn = False
+        await until(lambda: theatre.made[-1].waiting)
+        theatre.made[-1].answer()
+        return (await call).stop
+
+    assert play(tmp_path, scene, replicas=1, starts=None, check_seconds=0.001) is StopReason.length

@@ -17,6 +17,7 @@ from engines.vllm import serving
 from support.acting import byte_tokenizer
 from support.mixture import tiny_mixture
 from turnwise.engines.base import Sampling
+from turnwise.engines.remote.connection import Connection
 from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import ROUTES_OPTION, VllmServer
 from turnwise.learn.learner import save_policy
@@ -80,7 +81,7 @@ def main(kind: str, folder: Path) -> None:
         save_policy(model, byte_tokenizer(), folder)
         with serving.server(folder, ROUTES_OPTION, context=CONTEXT) as url:
             engine = serving.engine_on(
-                VllmServer(url, routes=True), model, "float32", first_weights=model.state_dict(), **named
+                VllmServer(Connection(url), routes=True), model, "float32", first_weights=model.state_dict(), **named
             )
             found = asyncio.run(work(engine, model))
     (folder / "attempts.pickle").write_bytes(pickle.dumps(found))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from turnwise.engines.base import vocabulary_of
+from turnwise.engines.remote.connection import Connection
 from turnwise.engines.vllm.engine import VllmEngine
 from turnwise.engines.vllm.local import LocalSettings, LocalVllm
 from turnwise.engines.vllm.server import VllmServer
@@ -33,7 +34,7 @@ def local(model, tokenizer, *, slots, context, end_tokens, pass_tokens=2048, dty
 
 def remote(url, model, *, dtype="float32", **named):
     """An engine on a server."""
-    return engine_on(VllmServer(url), model, dtype, first_weights=model.state_dict(), **named)
+    return engine_on(VllmServer(Connection(url)), model, dtype, first_weights=model.state_dict(), **named)
 
 
 def engine_on(service, model, dtype, **named):

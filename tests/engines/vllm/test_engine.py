@@ -211,9 +211,9 @@ def test_why_it_stopped(finish, stop, reason):
 
 def test_spans_become_versions_of_tokens():
     service = Played()
-    spans = [Span("0", 0, 2), Span("1", 2, 3)]
+    spans = [Span("0", 0, 2), Span("0", 2, 3)]
     completion = run(answered(service, engine_on(service), 1, 3, 4, spans=spans))
-    assert completion.versions.tolist() == [0, 0, 1]
+    assert completion.versions.tolist() == [0, 0, 0]
     assert not completion.versions.flags.writeable
 
 
@@ -225,6 +225,7 @@ def test_spans_become_versions_of_tokens():
         ({"logprobs": []}, "no finite logprob"),
         ({"spans": [Span("0", 0, 0)]}, "did not say which weights"),
         ({"spans": [Span("0x", 0, 1)]}, "this run has not loaded"),
+        ({"spans": [Span("1", 0, 1)]}, "sampled with version 1, and has been given 0"),
     ],
 )
 def test_an_answer_that_is_none_is_a_failure(how, text):
@@ -537,11 +538,11 @@ def recipe(engine, **more):
     [
         ({"name": "slots", "vllm": {"folder": "x"}}, "vllm.folder is ignored"),
         (
-            {"vllm": {"server": "http://x", "gpu_memory_utilization": 0.3}},
-            "gpu_memory_utilization is a setting of the server",
+            {"vllm": {"servers": ["http://x"], "gpu_memory_utilization": 0.3}},
+            "gpu_memory_utilization is a setting of the servers",
         ),
-        ({"vllm": {"server": "http://x"}, "memory": {"kv_cache": 9}}, "memory.kv_cache is a setting of the server"),
-        ({"vllm": {"server": "http://x", "transfer": "ipc"}}, "ipc"),
+        ({"vllm": {"servers": ["http://x"]}, "memory": {"kv_cache": 9}}, "memory.kv_cache is a setting of the servers"),
+        ({"vllm": {"servers": ["http://x"], "transfer": "ipc"}}, "ipc"),
         ({"vllm": {"transfer": "nccl"}}, "nccl"),
         ({"vllm": {"transfer": "ipc", "folder": "x"}}, "folder is ignored"),
         (
@@ -563,27 +564,24 @@ def test_settings_of_gpus_are_refused_without_one(own):
 
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
-    engine: Any = vllm_engine(recipe({"max_num_seqs": 5, "vllm": {"server": "http://x/"}}), tiny_model(), renderer(), 3)
+    engine: Any = vllm_engine(recipe({"max_num_seqs": 5}), tiny_model(), renderer(), 3)
     assert (engine.free_slots, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
-    assert engine.service.url == "http://x"
-    assert set(engine.first_weights) == set(engine.tensors)
-    local: Any = vllm_engine(recipe({}), tiny_model(), renderer(), 0)
-    assert local.first_weights is None
-    assert local.service.settings.eager
+    assert engine.first_weights is None
+    assert engine.service.settings.eager
 
 
 def test_overlapping_evaluation_needs_a_copy_of_the_weights():
     overlap = {"evaluation": {"every": 1}, "schedule": {"overlap_evaluations": True}}
     recipe({}, **overlap)
     with pytest.raises(ValueError, match="overlap"):
-        recipe({"vllm": {"server": "http://x"}}, **overlap)
+        recipe({"vllm": {"servers": ["http://x"]}}, **overlap)
 
 
 @pytest.mark.parametrize(
     ("engine", "text"),
     [
         ({}, r'needs vllm: pip install "turnwise\[vllm\]"'),
-        ({"vllm": {"server": "http://x"}}, r'needs aiohttp: pip install "turnwise\[vllm-client\]"'),
+        ({"vllm": {"servers": ["http://x"]}}, r'needs aiohttp: pip install "turnwise\[vllm-client\]"'),
     ],
 )
 def test_without_its_packages_one_line_says_what_to_install(engine, text, monkeypatch):

@@ -12,6 +12,7 @@ from engines.vllm.test_engine import ask as asked_of
 from support.acting import until
 from turnwise.assemble import checks
 from turnwise.engines.base import EngineFailure
+from turnwise.engines.remote.connection import Connection, ServerFailure
 from turnwise.engines.vllm.local import LocalSettings, engine_arguments, vllm_variables
 from turnwise.engines.vllm.server import VllmServer, array_of
 from turnwise.engines.vllm.service import Span, VllmAnswer
@@ -90,14 +91,14 @@ def test_a_servers_routes_are_an_array_in_base64():
 
 @pytest.mark.parametrize("config", [{}, {"aux_output_config": {"enable_return_routed_experts": False}}])
 def test_a_server_without_routes_is_refused_at_the_start(config, monkeypatch):
-    server = VllmServer("http://x", routes=True)
+    server = VllmServer(Connection("http://x"), routes=True)
     info = {"logprobs_mode": "processed_logprobs", "max_model_len": 100}
 
     async def get(route, **query):
         return {"vllm_config": {"model_config": info, **config}}
 
-    monkeypatch.setattr(server, "get", get)
-    with pytest.raises(ValueError, match="start it with --enable-return-routed-experts"):
+    monkeypatch.setattr(server.connection, "get", get)
+    with pytest.raises(ServerFailure, match="start it with --enable-return-routed-experts"):
         asyncio.run(server.check(10))
 
 

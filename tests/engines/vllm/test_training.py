@@ -66,7 +66,7 @@ def test_a_run_against_a_server(tmp_path):
     folder.mkdir()
     save_policy(model, tokenizer, folder)
     with server(folder, context=recipe.rollout.max_trajectory_tokens) as url:
-        summary = train(micro_recipe(tmp_path, *VLLM[:1], "seed=1", "steps=3", f"engine.vllm.server={url}"))
+        summary = train(micro_recipe(tmp_path, *VLLM[:1], "seed=1", "steps=3", f"engine.vllm.servers={url}"))
     assert summary["updates"] == 3
     check(tmp_path, range(1, 4))
 

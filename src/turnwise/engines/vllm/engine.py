@@ -13,19 +13,16 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from turnwise.engines.base import NO_ROUTES, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guidance
+from turnwise.engines.vllm.answers import Asked, completion_of
 from turnwise.engines.vllm.guided import structured_outputs, with_allowed
-from turnwise.engines.vllm.server import ROUTES_OPTION
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
-from turnwise.routes import Routes, frozen_routes
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
 from turnwise.weights.vllm_transfer import WeightTransfer
@@ -46,6 +43,8 @@ class PendingCall:
     request: asyncio.Task[VllmAnswer] | None = None
     """The request to vLLM."""
     name: str = ""
+    versions: set[int] = field(default_factory=set)
+    """Of the weights that vLLM had since the request was sent."""
     aborted: bool = False
 
 
@@ -54,8 +53,8 @@ class VllmEngine:
     load and then continues from prefixes that older weights computed.
 
     Example:
-        VllmEngine(VllmServer("http://host:8000"), FileTransfer(torch.float32), slots=64, context=4096,
-                   vocabulary=32000, end_tokens=[2], tensors=model.state_dict(), version=0)
+        VllmEngine(VllmServer(Connection("http://host:8000")), FileTransfer(torch.float32), slots=64, context=4096,
+                   vocabulary=32000, end_tokens=[2], tensors=model.state_dict(), version=None)
     """
 
     shares_weights = False
@@ -70,23 +69,28 @@ class VllmEngine:
         vocabulary: int,
         end_tokens: Iterable[int],
         tensors: Iterable[str],
-        version: int = 0,
+        version: int | None = 0,
         keep_cache: bool = False,
         first_weights: Mapping[str, Any] | None = None,
+        name: str = "vLLM",
         guidance: Guidance | None = None,
         route_layers: Sequence[int] | None = None,
     ) -> None:
-        """`tensors` are the names that every load must have; `first_weights` are those of `version`, where the service
-        starts with others; `keep_cache` reuses prefixes that older weights computed; `guidance` reads grammars as vLLM
-        does, and without it calls may have none; `route_layers` are the layers that have a router, without which calls
-        may not ask for routes."""
+        """`tensors` are the names that every load must have; `version` is that of the weights that the service starts
+        with, or of `first_weights`, which it is then given; None where nobody knows them, and the first load comes
+        before the first call. `name` is said in messages; `keep_cache` reuses prefixes that older weights computed;
+        `guidance` reads grammars as vLLM does, and without it calls may have none; `route_layers` are the layers that
+        have a router, without which calls may not ask for routes."""
+        self.name = name
         self.service = service
         self.transfer = transfer
         self.context = context
         self.vocabulary = vocabulary
         self.version = version
+        """Of the weights that vLLM has; None where nobody knows them."""
         self.keep_cache = keep_cache
         self.first_weights = first_weights
+        self.first_version = version
         self.guidance = guidance
         self.route_layers = None if route_layers is None else list(route_layers)
         self.end_tokens = sorted(set(end_tokens))
@@ -95,7 +99,7 @@ class VllmEngine:
         self.waiting: deque[PendingCall] = deque()
         self.calls: list[PendingCall] = []
         self.num_loads = self.num_forgets = 0
-        self.started = self.paused = self.closed = False
+        self.connected = self.started = self.paused = self.closed = False
         self.changing = asyncio.Lock()  # held while weights, pauses and the service itself change
         self.numbers = itertools.count()
         self.prefix = uuid.uuid4().hex[:12]  # several engines may call one server
@@ -126,18 +130,14 @@ class VllmEngine:
         self.calls.append(call)
         try:
             if not await self.allocate_slot(call):
-                return completion_of(None, sampling)
+                return nothing(StopReason.abort)
             try:
                 queued = time.perf_counter() - submitted_at
-                answer = await self.ask(call, tokens, sampling_params(sampling, self, len(tokens), seed))
+                completion = await self.ask(call, tokens, sampling, seed)
             finally:
                 self.release_slot()
         finally:
             self.calls.remove(call)
-        completion = completion_of(answer, sampling)
-        if sampling.routes is not None and answer is not None and self.route_layers is not None:
-            routes = routes_of(answer, self.route_layers, len(tokens) + len(answer.tokens) - 1 - sampling.routes)
-            completion = replace(completion, routes=routes)
         if sampling.grammar is not None and self.guidance is not None:
             completion = await asyncio.to_thread(with_allowed, completion, self.guidance, sampling.grammar)
         return replace(completion, timing=replace(completion.timing, queued=completion.timing.queued + queued))
@@ -154,17 +154,22 @@ class VllmEngine:
         if self.service.guidance_problem:
             raise ValueError(self.service.guidance_problem)
 
-    async def ask(self, call: PendingCall, prompt: Tokens, sampling: Mapping[str, Any]) -> VllmAnswer | None:
-        """vLLM's answer; None where the call was aborted before vLLM got it."""
+    async def ask(self, call: PendingCall, prompt: Tokens, sampling: Sampling, seed: int) -> Completion:
+        """vLLM's completion; an empty one where the call was aborted before vLLM got it."""
         tokens: list[int] = prompt.tolist()
+        params = sampling_params(sampling, self, len(tokens), seed)
+        layers = self.route_layers if sampling.routes is not None else None
         while True:
             async with self.changing:
                 await self.start()
                 version, salt = self.version, self.salt
+            if version is None:
+                raise EngineFailure(f"{self.name} has got no weights yet")
             if call.aborted:
-                return None
+                return nothing(StopReason.abort)
             call.name = f"{self.prefix}-{next(self.numbers)}"
-            request = VllmCall(call.name, tokens, sampling, salt, call.session)
+            call.versions = {version}
+            request = VllmCall(call.name, tokens, params, salt, call.session)
             call.request = asyncio.create_task(self.service.generate(request), name=f"vLLM {call.name}")
             try:
                 with self.busy:
@@ -176,10 +181,12 @@ class VllmEngine:
                 await asyncio.gather(call.request, return_exceptions=True)
                 raise
             except Exception as error:  # any error of vLLM or the network is a failure of the engine
-                raise EngineFailure(f"vLLM failed: {in_one_line(error)}") from error
+                raise EngineFailure(f"{self.name} failed: {in_one_line(error)}") from error
+            asked = Asked(sampling, len(tokens), params["max_tokens"], self.vocabulary, call.versions, layers)
+            completion = completion_of(answer, asked, self.name)
             # A call that was sent before a load and sampled after it may have read prefixes of the older weights.
-            if call.aborted or self.keep_cache or not answer.tokens or answer.spans[0].version == str(version):
-                return answer
+            if call.aborted or self.keep_cache or not answer.tokens or completion.versions[0] == version:
+                return completion
 
     @property
     def salt(self) -> str:
@@ -219,7 +226,10 @@ class VllmEngine:
         """Returns when an aborted call is answered."""
         while call in self.calls:
             if call.request is not None and not call.request.done():
-                await self.service.abort(call.name)
+                try:
+                    await self.service.abort(call.name)
+                except Exception as error:
+                    raise EngineFailure(f"{self.name} did not abort a call: {in_one_line(error)}") from error
                 await asyncio.wait({call.request}, timeout=ABORT_SECONDS)
             else:
                 await asyncio.sleep(0)
@@ -231,21 +241,26 @@ class VllmEngine:
             raise EngineFailure(f"a weight load lacks {len(missing)} tensors, for instance {min(missing)}")
         async with self.changing:
             self.first_weights = None
-            await self.start()
+            await self.connect()
+            self.started = True  # what the service starts with is replaced before anybody asks
             await self.send(weights, version)
 
     async def send(self, weights: Mapping[str, Any], version: int) -> None:
-        """Load between two tokens. After a failed load vLLM has unknown weights, and stays paused until one
+        """Load between two tokens. After a failed load vLLM has unknown weights, and no call is made until one
         succeeds."""
+        self.version = None
         try:
             await self.service.pause()
             await self.transfer.send(weights, version, self.service)
             self.version = version
             self.num_loads += 1  # a version may be loaded again, with other weights
+            for call in self.calls:
+                call.versions.add(version)
             if not self.paused:
                 await self.service.resume()
         except Exception as error:
-            raise EngineFailure(f"vLLM could not load version {version}: {in_one_line(error)}") from error
+            self.version = None
+            raise EngineFailure(f"{self.name} could not load version {version}: {in_one_line(error)}") from error
 
     async def open(self) -> None:
         """Start vLLM."""
@@ -253,37 +268,59 @@ class VllmEngine:
             await self.start()
 
     async def start(self) -> None:
-        """Start the service, once, while changes are locked out."""
+        """Start the service, once, while changes are locked out; it then has weights whose version is known."""
+        await self.connect()
+        if self.first_weights is not None and self.first_version is not None:
+            await self.send(self.first_weights, self.first_version)
+            self.first_weights = None
+        elif not self.started and self.version is not None:
+            await self.told(self.service.name_version(str(self.version)))
+        self.started = True
+
+    async def connect(self) -> None:
+        """Start the service, with whatever weights it has."""
         if self.closed:
             raise EngineFailure("the engine was closed")
-        if not self.started:
+        if not self.connected:
             try:
                 await self.service.start(self.context)
-                if self.first_weights is None:
-                    await self.service.name_version(str(self.version))
             except Exception as error:
-                raise EngineFailure(f"vLLM did not start: {in_one_line(error)}") from error
-            self.started = True
-        if self.first_weights is not None:
-            await self.send(self.first_weights, self.version)
-            self.first_weights = None
+                raise EngineFailure(f"{self.name} did not start: {in_one_line(error)}") from error
+            self.connected = True
 
     # ------------------------------------------------------------ the rest
 
     async def forget(self) -> None:
         self.num_forgets += 1
 
+    async def check(self) -> None:
+        """Returns when vLLM answers. A load may be under way, which takes long; a vLLM that has not started is
+        started, and given no weights."""
+        if self.closed:
+            raise EngineFailure("the engine was closed")
+        if self.connected:
+            await self.told(self.service.check_alive())
+        else:
+            async with self.changing:
+                await self.connect()
+
     async def pause(self) -> None:
         async with self.changing:
             await self.start()
-            await self.service.pause()
+            await self.told(self.service.pause())
             self.paused = True
 
     async def resume(self) -> None:
         async with self.changing:
             await self.start()
             self.paused = False
-            await self.service.resume()
+            await self.told(self.service.resume())
+
+    async def told(self, answer: Awaitable[None]) -> None:
+        try:
+            await answer
+        except Exception as error:
+            raise EngineFailure(f"{self.name} failed: {in_one_line(error)}") from error
 
     async def close(self) -> None:
         self.closed = True
@@ -294,8 +331,8 @@ class VllmEngine:
             if call.request is not None:
                 call.request.cancel()
         async with self.changing:
-            if self.started:
-                self.started = False
+            if self.connected:
+                self.connected = False
                 with contextlib.suppress(Exception):
                     await self.transfer.close()
                 await self.service.close()
@@ -330,56 +367,6 @@ def signed(seed: int) -> int:
     """64 bits as vLLM takes them: signed, and -1 would mean none."""
     number = seed - (1 << 64) if seed >> 63 else seed
     return number if number != -1 else -2
-
-
-def completion_of(answer: VllmAnswer | None, sampling: Sampling) -> Completion:
-    """The completion of vLLM's answer; None is a call that was aborted before vLLM got it."""
-    if answer is None:
-        return nothing(StopReason.abort)
-    tokens = np.asarray(answer.tokens, np.int32)
-    logprobs = np.asarray(answer.logprobs, np.float32)
-    if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
-        raise EngineFailure(f"vLLM gave {len(tokens)} tokens no finite logprob each: the model's logits are no numbers")
-    if sampling.temperature == 0:
-        logprobs = np.zeros_like(logprobs)  # a greedy choice is certain; vLLM's logprobs are before that choice
-    versions = versions_of(answer, len(tokens))
-    for array in (tokens, logprobs, versions):
-        array.flags.writeable = False
-    return Completion(tokens, logprobs, versions, stop_reason(answer), answer.timing)
-
-
-def versions_of(answer: VllmAnswer, num_tokens: int) -> Tokens:
-    """The version of every token."""
-    versions = np.full(num_tokens, -1, np.int32)
-    for span in answer.spans:
-        if not span.version.isdigit():
-            raise EngineFailure(f'vLLM sampled with weights called "{span.version}", which this run has not loaded')
-        versions[span.start : span.end] = int(span.version)
-    if (versions < 0).any():
-        raise EngineFailure("vLLM did not say which weights sampled a token; use version 0.32")
-    return versions
-
-
-def routes_of(answer: VllmAnswer, layers: Sequence[int], count: int) -> Routes | None:
-    """The routes of an answer, of `count` tokens, in the layers that have a router: vLLM has zeros for the others. None
-    where nothing was sampled, because the call was aborted."""
-    if not answer.tokens:
-        return None
-    routes = answer.routes
-    if routes is None and count == 0:
-        return None  # vLLM leaves out what is empty
-    if routes is None or routes.ndim != 3 or len(routes) != count or routes.shape[1] <= max(layers):
-        given = "none" if routes is None else f"an array {list(routes.shape)}"
-        raise EngineFailure(f"vLLM gave {given} as the routes of {count} tokens; start it with {ROUTES_OPTION}")
-    return frozen_routes(routes[:, layers])
-
-
-def stop_reason(answer: VllmAnswer) -> StopReason:
-    if answer.finish == "stop":
-        return StopReason.stop_string if isinstance(answer.stop, str) else StopReason.end_token
-    if answer.finish in ("length", "abort"):
-        return StopReason(answer.finish)
-    raise EngineFailure(f"vLLM ended a call with {answer.finish!r}")
 
 
 def in_one_line(error: BaseException) -> str:

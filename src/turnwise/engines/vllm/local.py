@@ -100,11 +100,14 @@ class LocalVllm:
         waiting = asyncio.ensure_future(answer)
         try:
             while not (await asyncio.wait({waiting}, timeout=1.0))[0]:
-                if self.llm is None or self.llm.errored:
-                    raise RuntimeError("its process has ended; what it said last is above")
+                await self.check_alive()
             return waiting.result()
         finally:
             waiting.cancel()
+
+    async def check_alive(self) -> None:
+        if self.llm is None or self.llm.errored:
+            raise RuntimeError("its process has ended; what it said last is above")
 
     async def generate(self, call: VllmCall) -> VllmAnswer:
         from vllm.inputs.engine import tokens_input

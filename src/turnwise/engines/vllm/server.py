@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import time
+import uuid
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.remote.connection import Connection, ServerFailure
 from turnwise.engines.vllm.guided import config_problem
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
@@ -21,29 +25,38 @@ CALL_PREFIX = "generate-tokens-"
 LOAD_SECONDS = 1800.0
 LOGPROBS = "processed_logprobs"
 ROUTES_OPTION = "--enable-return-routed-experts"
+ADVICE = "start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
+MODEL_KEYS = ("kind", "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""What two servers of one model have in common; where a config lies is not among it."""
 
 
 class VllmServer:
     """`VllmService` behind a URL.
 
+    A version of weights gets a name that nobody else gives: a server that was started again, or that another run has
+    loaded weights into, has weights with another name, and what it samples is refused.
+
     Example:
-        VllmServer("http://localhost:8000")
+        VllmServer(Connection("http://localhost:8000"))
     """
 
-    def __init__(self, url: str, *, routes: bool = False) -> None:
+    def __init__(self, connection: Connection, *, routes: bool = False) -> None:
         """`routes`: whether calls ask for routes."""
-        self.url = url.rstrip("/")
+        self.connection = connection
+        connection.advice = ADVICE
+        self.url = connection.url
         self.routes = routes
-        self.session: Any = None
         self.guidance_problem = ""
+        self.model: dict[str, Any] = {}
+        """What the server says of its model, by the names of Hugging Face's configs; known once it has started."""
+        self.mark = uuid.uuid4().hex[:12]
+        self.weights = ""
+        """The name of the weights that were loaded last; empty before the first load."""
+        self.is_loading = False
 
     async def start(self, context: int) -> None:
         """Connect, and refuse a server with other logprobs or a shorter context."""
-        import aiohttp
-
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
-        )
+        await self.connection.open()
         try:
             await self.check(context)
         except BaseException:
@@ -51,21 +64,45 @@ class VllmServer:
             raise
 
     async def check(self, context: int) -> None:
-        config = (await self.get("server_info", config_format="json"))["vllm_config"]
-        info = config["model_config"]
-        self.guidance_problem = config_problem(config.get("structured_outputs_config"))
-        if info["logprobs_mode"] != LOGPROBS:
-            raise ValueError(f"{self.url} gives {info['logprobs_mode']}; start it with --logprobs-mode {LOGPROBS}")
-        if info["max_model_len"] < context:
-            raise ValueError(
-                f"{self.url} serves {info['max_model_len']} tokens, and {context} are needed; start it with "
-                f"--max-model-len {context}"
+        info = await self.connection.get("server_info", config_format="json")
+        try:
+            config = info["vllm_config"]
+            model = config["model_config"]
+            mode, longest = str(model["logprobs_mode"]), int(model["max_model_len"])
+            gives_routes = bool((config.get("aux_output_config") or {}).get("enable_return_routed_experts"))
+            self.guidance_problem = config_problem(config.get("structured_outputs_config"))
+            self.model = model_of(model)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ServerFailure(f"{self.url}/server_info is not what vLLM 0.32 answers") from None
+        if mode != LOGPROBS:
+            shown = self.connection.said(mode)
+            raise ServerFailure(f"{self.url} gives {shown}; start it with --logprobs-mode {LOGPROBS}")
+        if longest < context:
+            raise ServerFailure(
+                f"{self.url} serves {longest} tokens, and {context} are needed; start it with --max-model-len {context}"
             )
-        if self.routes and not (config.get("aux_output_config") or {}).get("enable_return_routed_experts"):
-            raise ValueError(
+        if self.routes and not gives_routes:
+            raise ServerFailure(
                 f"{self.url} gives no routes; start it with {ROUTES_OPTION}, or without model.router_replay"
             )
-        await self.post("inference/v1/abort_requests", {"request_ids": []})  # fails where the routes for tokens are off
+        await self.weights_name()  # fails where the routes for reinforcement learning are off
+        # fails where the routes for tokens are off
+        await self.connection.post("inference/v1/abort_requests", {"request_ids": []})
+
+    async def check_alive(self) -> None:
+        """Returns when the server answers and has the weights that it was given. While it loads, its engine answers
+        nothing, and only the front of the server is asked."""
+        if self.is_loading:
+            await self.connection.get("health")
+        elif (name := await self.weights_name()) != self.weights and self.weights:
+            shown = self.connection.said(str(name))
+            raise ServerFailure(f'{self.url} has weights called "{shown}", which this run has not loaded')
+
+    async def weights_name(self) -> Any:
+        answer = await self.connection.get("weight_info")
+        if not isinstance(answer, dict) or "weight_version" not in answer:
+            raise ServerFailure(f"{self.url}/weight_info is not what vLLM 0.32 answers")
+        return answer["weight_version"]
 
     async def generate(self, call: VllmCall) -> VllmAnswer:
         started = time.perf_counter()
@@ -75,83 +112,88 @@ class VllmServer:
             "sampling_params": dict(call.sampling),
             "cache_salt": call.salt,
         }
-        response = await self.post("inference/v1/generate", body, headers={SESSION: call.session})
-        [choice] = response["choices"]
-        return VllmAnswer(
-            tokens=choice["token_ids"],
-            logprobs=[one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()],
-            spans=[Span(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
-            finish=choice["finish_reason"],
-            stop=choice["stop_reason"],
-            timing=TurnTiming(decode=time.perf_counter() - started),
-            routes=array_of(choice.get("routed_experts")),
+        answer = await self.connection.post(
+            "inference/v1/generate", body, headers={SESSION: call.session}, seconds=None
         )
+        return self.answer_of(answer, TurnTiming(decode=time.perf_counter() - started))
+
+    def answer_of(self, response: Any, timing: TurnTiming) -> VllmAnswer:
+        """The answer to a call; a ServerFailure where it is of another form than vLLM's."""
+        try:
+            [choice] = response["choices"]
+            return VllmAnswer(
+                tokens=list(choice["token_ids"]),
+                logprobs=[one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()],
+                spans=[self.span_of(span) for span in choice["weight_versions"] or ()],
+                finish=choice["finish_reason"],
+                stop=choice["stop_reason"],
+                timing=timing,
+                routes=array_of(choice.get("routed_experts")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+            shown = self.connection.said(f"{type(error).__name__}: {error}")
+            raise ServerFailure(f"{self.url} gave an answer that is none of vLLM 0.32's ({shown})") from None
+
+    def span_of(self, span: Any) -> Span:
+        return Span(str(span["version"]).removeprefix(f"{self.mark}."), int(span["start"]), int(span["end"]))
 
     async def abort(self, name: str) -> None:
-        await self.post("inference/v1/abort_requests", {"request_ids": [CALL_PREFIX + name]})
+        await self.connection.post("inference/v1/abort_requests", {"request_ids": [CALL_PREFIX + name]})
 
     async def pause(self) -> None:
-        await self.post("pause", None, mode="keep", clear_cache="false")
+        await self.connection.post("pause", mode="keep", clear_cache="false")
 
     async def resume(self) -> None:
-        await self.post("resume", None)
+        await self.connection.post("resume")
 
     async def name_version(self, version: str) -> None:
-        await self.post("update_weight_version", {"new_version": version})
+        self.weights = f"{self.mark}.{version}"
+        await self.connection.post("update_weight_version", {"new_version": self.weights})
 
     async def init_transfer(self, info: dict[str, Any]) -> None:
-        await self.post("init_weight_transfer_engine", {"init_info": info})
+        await self.connection.post("init_weight_transfer_engine", {"init_info": info}, seconds=LOAD_SECONDS)
 
     async def start_update(self) -> None:
-        await self.post("start_weight_update", None)
+        """Begin a load. vLLM refuses one while another is unfinished, which a lost connection may have left behind; it
+        is ended first, and what it loaded is replaced."""
+        self.is_loading = True
+        try:
+            await self.connection.post("start_weight_update", seconds=LOAD_SECONDS)
+        except ServerFailure:
+            with suppress(ServerFailure):
+                await self.connection.post("finish_weight_update", {}, seconds=LOAD_SECONDS)
+            await self.connection.post("start_weight_update", seconds=LOAD_SECONDS)
 
     async def update(self, info: Any) -> None:
         if "ipc_handles" in info:
             from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
 
             info = _json_safe_update_payload(info)
-        await self.post("update_weights", {"update_info": info}, seconds=LOAD_SECONDS)
+        await self.connection.post("update_weights", {"update_info": info}, seconds=LOAD_SECONDS)
 
     async def finish_update(self, version: str) -> None:
-        await self.post("finish_weight_update", {"weight_version": version}, seconds=LOAD_SECONDS)
+        name = f"{self.mark}.{version}"
+        await self.connection.post("finish_weight_update", {"weight_version": name}, seconds=LOAD_SECONDS)
+        self.weights = name
+        self.is_loading = False
 
     async def num_workers(self) -> int:
-        return int((await self.get("get_world_size"))["world_size"])
+        return int((await self.connection.get("get_world_size"))["world_size"])
 
     async def close(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
-            await session.close()
+        await self.connection.close()
 
-    # ------------------------------------------------------------ HTTP
 
-    async def get(self, route: str, **query: str) -> Any:
-        async with self.session.get(f"{self.url}/{route}", params=query) as response:
-            return await self.read(route, response)
-
-    async def post(
-        self,
-        route: str,
-        body: Any,
-        *,
-        headers: dict[str, str] | None = None,
-        seconds: float | None = None,
-        **query: str,
-    ) -> Any:
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=30)
-        address = f"{self.url}/{route}"
-        async with self.session.post(address, json=body, params=query, headers=headers, timeout=timeout) as response:
-            return await self.read(route, response)
-
-    async def read(self, route: str, response: Any) -> Any:
-        """The JSON of an answer; None for an answer without JSON."""
-        if response.status == 404:
-            raise RuntimeError(f"{self.url} has no /{route}; start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1")
-        if response.status != 200:
-            raise RuntimeError(f"{self.url}/{route} answered {response.status}: {(await response.text())[:300]}")
-        return await response.json() if response.content_type == "application/json" else None
+def model_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What a model_config says of the model. Hugging Face's configs come as text, "Qwen3Config {...}", without the
+    values that every such config has unless somebody says otherwise."""
+    told = config.get("hf_text_config") or config.get("hf_config") or {}
+    if isinstance(told, str):
+        kind, _, text = told.partition("{")
+        told = {**json.loads("{" + text), "kind": kind.strip()}
+    if not isinstance(told, dict):
+        raise TypeError(f"a config is a table, and not a {type(told).__name__}")
+    return {key: told[key] for key in MODEL_KEYS if key in told}
 
 
 def array_of(text: str | None) -> NDArray[Any] | None:

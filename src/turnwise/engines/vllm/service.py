@@ -65,6 +65,10 @@ class VllmService(TransferControl, Protocol):
         """Be ready for calls of so many tokens."""
         ...
 
+    async def check_alive(self) -> None:
+        """Returns when it answers; raises where it is gone, or has other weights than were loaded into it."""
+        ...
+
     async def generate(self, call: VllmCall) -> VllmAnswer:
         """The answer to a call; cancelling this ends the call."""
         ...

@@ -1,0 +1,54 @@
+"""Servers that a recipe names: their keys and certificates, and whether a run can use them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+
+from turnwise.assemble.engines import connections_of, context_of
+from turnwise.engines.remote.connection import ServerFailure
+from turnwise.engines.vllm.server import VllmServer
+from turnwise.recipe.schema import Recipe
+
+
+def check_access(recipe: Recipe) -> None:
+    """Refuse a key or certificates that are not there."""
+    table, servers = "engine.vllm", recipe.engine.vllm
+    if name := servers.api_key_variable:
+        key = os.environ.get(name, "")
+        if not key:
+            raise ValueError(f"{table}.api_key_variable: the environment has no {name}; export it")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError(f"{table}.api_key_variable: {name} has characters that no key has; export it again")
+    if servers.ca_file:
+        if not Path(servers.ca_file).is_file():
+            raise ValueError(f"{table}.ca_file: no file at {servers.ca_file}")
+        try:
+            ssl.create_default_context(cafile=servers.ca_file)
+        except (ssl.SSLError, OSError):
+            raise ValueError(f"{table}.ca_file: {servers.ca_file} has no certificates in PEM form") from None
+
+
+async def check_servers(recipe: Recipe) -> None:
+    """Ask all servers, and refuse those that a run cannot use, or that have different models."""
+    services = [VllmServer(each, routes=recipe.model.router_replay) for each in connections_of(recipe.engine.vllm)]
+    try:
+        starts = (service.start(context_of(recipe)) for service in services)
+        for error in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(error, ServerFailure):
+                raise ValueError(str(error)) from None
+            if error is not None:
+                raise error
+    finally:
+        await asyncio.gather(*(service.close() for service in services))
+    for service in services[1:]:
+        first = services[0]
+        for key in sorted(first.model.keys() | service.model.keys()):
+            ours, theirs = first.model.get(key), service.model.get(key)
+            if ours != theirs:
+                raise ValueError(
+                    f"{first.url} and {service.url} serve different models ({key} = {ours} and {theirs}); start both "
+                    "with the model of the recipe"
+                )
