@@ -76,7 +76,7 @@ def checkpointing(trial: Trial) -> bool:
 
 
 def ranks_starting(process: subprocess.Popen[bytes]) -> bool:
-    return any("engines.remote.child" in command_of(child) for child in children(process.pid))
+    return any(command_of(child).startswith("rank") for child in children(process.pid))
 
 
 # ---------------------------------------------------------------- processes that end
@@ -500,7 +500,7 @@ CELLS = (
     Cell(
         "engine process killed",
         "a step",
-        partial(child_killed, name="engines.remote.child", goes_on=True),
+        partial(child_killed, name="^engine process", goes_on=True),
         ("engine.processes=2", *LAGGED),
         same=False,
     ),
@@ -515,7 +515,7 @@ CELLS = (
     Cell(
         "learner rank killed",
         "a step",
-        partial(child_killed, name="engines.remote.child", goes_on=False),
+        partial(child_killed, name="^rank", goes_on=False),
         ("cluster.fsdp=2",),
         same=False,
     ),

@@ -121,7 +121,7 @@ def main() -> int:
             print(f"the run ended after {minute:.1f} minutes with {process.returncode}:\n{trial.said[-2000:]}")
             return 1
         if minute >= every * (len(kills) + 1):
-            engines = [child for child in children(process.pid) if ".child" in command_of(child)]
+            engines = [child for child in children(process.pid) if command_of(child).startswith("engine process")]
             kill(engines[len(kills) % len(engines)])
             kills.append(minute)
         seen.append({"minute": minute, **look(process.pid)})

@@ -151,8 +151,10 @@ def children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
+    """Its name, which forks of one process do not share, and its command line."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return Path(f"/proc/{pid}/comm").read_text().strip() + " " + command
     except OSError:
         return ""
 

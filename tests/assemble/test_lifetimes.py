@@ -12,24 +12,34 @@ import pytest
 from serve.agents.test_agent_run import LINKS
 from support.interrupting import MOMENTS, SMALL, Injected, break_at, go
 from support.running import micro_recipe
+from turnwise.engines.remote import fork_server
 from turnwise.serve.endpoint import Endpoint
 from turnwise.weights.publisher import PREFIX
 
 DRIVEN = [*LINKS, "rollout.max_action_tokens=20"]
 
 
+@pytest.fixture(autouse=True)
+def own_processes(monkeypatch):
+    """Each run starts its own processes, and has to end them."""
+    monkeypatch.setattr(fork_server, "ACTIVE", [])
+
+
 def children():
-    """Processes below this one, but for those of multiprocessing's own and zombies that somebody still waits for."""
-    found = set()
+    """Processes below this one and below those, but for multiprocessing's own and zombies that somebody waits for."""
+    parents, commands = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             _, fields = stat.read_text().rsplit(")", 1)
+            command = Path(stat.parent, "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields.split()[1]) == os.getpid() and fields.split()[0] != "Z":
-            command = Path(stat.parent, "cmdline").read_bytes()
-            if b"turnwise" in command:
-                found.add((int(stat.parent.name), command))
+        if fields.split()[0] != "Z":
+            parents[int(stat.parent.name)], commands[int(stat.parent.name)] = int(fields.split()[1]), command
+    found, front = set(), {os.getpid()}
+    while front:
+        front = {pid for pid, parent in parents.items() if parent in front}
+        found |= {(pid, commands[pid]) for pid in front if b"turnwise" in commands[pid]}
     return found
 
 

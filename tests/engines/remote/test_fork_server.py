@@ -3,6 +3,8 @@
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,17 +40,15 @@ def told(look):
 
 
 def imported():
-    import sys
-
-    return "json.tool" in sys.modules, os.getppid()
+    return "json.tool" in sys.modules, os.getppid(), Path("/proc/self/comm").read_text()
 
 
 def surroundings():
     return os.getcwd(), os.environ.get("ONE"), os.environ.get("GONE"), len(os.listdir("/proc/self/fd"))
 
 
-def test_a_child_has_the_modules_of_the_server(server):
-    assert told(imported) == repr((True, server.process.pid))
+def test_a_child_has_the_modules_of_the_server_and_a_name_of_its_own(server):
+    assert told(imported) == repr((True, server.process.pid, "one\n"))
 
 
 def test_a_child_has_the_folder_and_the_variables_of_the_moment_and_nobodys_descriptors(tmp_path, monkeypatch):

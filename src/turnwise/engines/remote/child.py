@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from turnwise.engines.remote.fork_server import ForkedProcess, active_server
@@ -48,9 +49,9 @@ class Child:
         self.process: subprocess.Popen[bytes] | ForkedProcess
         server = active_server()
         try:
-            start: Callable[[int, int], subprocess.Popen[bytes] | ForkedProcess]
+            start: Callable[[str, int, int], subprocess.Popen[bytes] | ForkedProcess]
             start = new_interpreter if server is None else server.fork
-            self.process = start(child_line.fileno(), watched)
+            self.process = start(name, child_line.fileno(), watched)
         except BaseException:
             self.line.close()
             os.close(self.life)
@@ -98,9 +99,9 @@ class Child:
         self.process.wait()
 
 
-def new_interpreter(child_line: int, watched: int) -> subprocess.Popen[bytes]:
+def new_interpreter(name: str, child_line: int, watched: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", START, str(child_line), str(watched)],
+        [sys.executable, "-c", START, name, str(child_line), str(watched)],
         pass_fds=[child_line, watched],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdin=subprocess.DEVNULL,
@@ -112,11 +113,14 @@ def new_interpreter(child_line: int, watched: int) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    run(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    name, line, watched = sys.argv[1:]
+    run(name, socket.socket(fileno=int(line)), int(watched))
 
 
-def run(line: socket.socket, watched: int) -> None:
-    """Call the function that arrives on the line."""
+def run(name: str, line: socket.socket, watched: int) -> None:
+    """Call the function that arrives on the line. `ps` and `top` show the name."""
+    with suppress(OSError):  # where there is no such file
+        Path("/proc/self/comm").write_text(name)
     threading.Thread(target=end_with_parent, args=(watched,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)

@@ -65,13 +65,13 @@ class ForkServer:
         same = read_at_import(self.variables) == read_at_import(os.environ)
         return same and self.paths == sys.path and self.process.poll() is None
 
-    def fork(self, child_line: int, watched: int) -> ForkedProcess:
+    def fork(self, name: str, child_line: int, watched: int) -> ForkedProcess:
         """A child with descriptors of its line and of the pipe that it watches. It prints to where the run prints now,
         in the run's folder and with its variables."""
         line = self.line or self.open()
         told, telling = os.pipe()
         try:
-            place = "\0".join([os.getcwd(), *(f"{name}={value}" for name, value in os.environ.items())])
+            place = "\0".join([name, os.getcwd(), *(f"{key}={value}" for key, value in os.environ.items())])
             data = place.encode(errors="surrogateescape")
             socket.send_fds(line, [HEADER.pack(FORK, 0, len(data))], [child_line, watched, telling, *OUTPUTS])
             line.sendall(data)
@@ -181,7 +181,11 @@ def active_server() -> ForkServer | None:
 # ---------------------------------------------------------------- the server
 
 
-def main(run: Callable[[socket.socket, int], None]) -> Never:
+Run = Callable[[str, socket.socket, int], None]
+"""What a child does: its name, its line, and the pipe that it watches."""
+
+
+def main(run: Run) -> Never:
     """Import modules, and fork a child for every order, until the run has ended. A child calls `run`."""
     line = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
@@ -196,7 +200,7 @@ def main(run: Callable[[socket.socket, int], None]) -> Never:
 class Forks:
     """The children, by process. The server reaps them itself, so a number always means the same process."""
 
-    def __init__(self, line: socket.socket, run: Callable[[socket.socket, int], None]) -> None:
+    def __init__(self, line: socket.socket, run: Run) -> None:
         self.line = line
         self.run = run
         self.prctl = ctypes.CDLL(None).prctl
@@ -238,8 +242,8 @@ class Forks:
         if pid == 0:
             code = 1
             try:
-                self.become_child(fds, place)
-                self.run(socket.socket(fileno=fds[0]), fds[1])
+                name = self.become_child(fds, place)
+                self.run(name, socket.socket(fileno=fds[0]), fds[1])
                 code = 0
             except SystemExit as ending:
                 code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
@@ -252,8 +256,8 @@ class Forks:
         for other in (*fds[:2], *fds[3:]):
             os.close(other)
 
-    def become_child(self, fds: Sequence[int], place: str) -> None:
-        """Leave what is the server's, and take the run's folder, variables and outputs."""
+    def become_child(self, fds: Sequence[int], place: str) -> str:
+        """Leave what is the server's, and take the run's folder, variables and outputs. Returns the child's name."""
         os.setsid()
         self.prctl(DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != self.pid:  # the server ended before the prctl
@@ -268,11 +272,12 @@ class Forks:
         for given, output in zip(fds[3:], OUTPUTS, strict=True):
             os.dup2(given, output)
             os.close(given)
-        folder, *variables = place.split("\0")
+        name, folder, *variables = place.split("\0")
         with suppress(OSError):  # it was deleted
             os.chdir(folder)
         os.environ.clear()
         os.environ.update(variable.split("=", 1) for variable in variables)  # type: ignore[arg-type]
+        return name
 
     def reap(self) -> None:
         with suppress(ChildProcessError):
