@@ -22,13 +22,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tool_format_crates import UNTYPED, as_json
 from tool_format_fixtures import parsed, same
+from tool_format_output import Output, Wanted, offered
 
 from turnwise.messages import TOOL_NAME, ToolSpec
 from turnwise.rollout.render.formats.registry import FORMATS
@@ -104,8 +105,9 @@ def otherwise(value: Any) -> Any:
     return as_json(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def replaced(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+def replaced(parser: str, own: Callable[..., Any]) -> Callable[..., Any]:
     """The method of a parser that records its output, and reads it with our reader."""
+    name = CLASSES[parser]
 
     def extract_tool_calls(self: Any, model_output: Any, request: Any = None, *given: Any, **named: Any) -> Any:
         if INSIDE or not isinstance(model_output, str):
@@ -120,6 +122,7 @@ def replaced(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         own_calls = [(call["name"], parsed(call["arguments"])) for call in result.tool_calls]
         READ.append({
             "format": kind, "text": model_output, "tools": [spec.text for spec in specs], "faults": faults,
+            "parser": parser, "specs": [{"name": spec.name, "parameters": dict(spec.parameters)} for spec in specs],
             "own": own_calls, "calls": [(call["name"], parsed(call["arguments"])) for call in calls],
         })  # fmt: skip
         if MODE == "own":
@@ -149,7 +152,7 @@ def pytest_configure() -> None:
     for name in dir(parsers):
         one = getattr(parsers, name)
         if name in CLASSES:
-            one.extract_tool_calls = replaced(CLASSES[name], one.extract_tool_calls)
+            one.extract_tool_calls = replaced(name, one.extract_tool_calls)
         if isinstance(one, type) and hasattr(one, "extract_tool_calls_streaming"):
             one.extract_tool_calls_streaming = within(one.extract_tool_calls_streaming)
     parsers.AutoToolParser.extract_tool_calls = within(parsers.AutoToolParser.extract_tool_calls)
@@ -207,11 +210,11 @@ def run(source: Path, target: Path, files: list[str], mode: str) -> dict[str, di
     return {one["test"]: one for one in json.loads(report.read_text())}
 
 
-def runs(source: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def runs(source: Path, modes: Sequence[str] = MODES) -> dict[str, dict[str, dict[str, Any]]]:
     """What each test read and whether it passed, in each way."""
     with tempfile.TemporaryDirectory() as made:
         files = copied(source, Path(made))
-        return {mode: run(source, Path(made), files, mode) for mode in MODES}
+        return {mode: run(source, Path(made), files, mode) for mode in modes}
 
 
 def telling(found: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -249,3 +252,18 @@ def peer_outcomes(project: str, source: Path) -> tuple[list[dict[str, str]], int
                 "why": f"{one['calls']} != {one['own']} | fault: {one['faults']} | {one['text']!r}",
             })  # fmt: skip
     return outcomes, left_out
+
+
+def peer_outputs(project: str, source: Path) -> tuple[list[Output], int]:
+    """The outputs of tests that say something of calls, with what the project's own parser makes of them, and how many
+    outputs there are besides."""
+    found = runs(source, ("own", "wrong"))
+    counted = telling(found)
+    left_out = sum(len(one["read"]) for test, one in found["own"].items() if test not in counted)
+    outputs = []
+    for test in counted:
+        for one in found["own"][test]["read"]:
+            wanted = [Wanted(name, arguments) for name, arguments in one["own"]]
+            tools = offered(one["specs"], wanted)
+            outputs.append(Output(project, test, one["parser"], one["format"], one["text"], tools, wanted))
+    return outputs, left_out
