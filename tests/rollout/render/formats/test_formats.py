@@ -204,10 +204,10 @@ def test_variants_of_served_models():
 
 
 UNCLOSED = {
-    "hermes": f'<tool_call>{{"name": "get", "arguments": {JSON}}}',
+    "hermes": f'<tool_call>{{"name": "get", "arguments": {JSON}}} and then',
     "deepseek": f"{BEGIN}<｜tool▁call▁begin｜>get<｜tool▁sep｜>{JSON}",
     "kimi_k2": SECTION.format(f"<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{JSON}"),
-    "gemma": '<|tool_call>call:get{name:<|"|>amber<|"|>}',
+    "gemma": '<|tool_call>call:get{name:<|"|>amber<|"|>} and then',
     "pythonic": "[get(name='amber')",
     "lfm2": "<|tool_call_start|>[get(name='amber')]",
     "phi4": f'functools[{{"name": "get", "arguments": {JSON}}}',
@@ -237,6 +237,28 @@ def test_a_call_that_is_not_closed_is_a_fault(name):
 )
 def test_what_stands_around_closed_calls_may_be_missing(name, text):
     assert READERS[name].parse(text, TOOLS).calls == (GET,)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "get", "arguments": {JSON}}}\n'),
+        ("gemma", '<|tool_call>call:get{name:<|"|>amber<|"|>}\n'),
+        ("functiongemma", "<start_function_call>call:get{name:<escape>amber<escape>}"),
+    ],
+)
+def test_a_whole_call_at_the_end_of_a_text_may_lack_its_closing_mark(name, text):
+    assert READERS[name].parse(text, TOOLS).calls == (GET,)
+    assert READERS[name].parse(text.rstrip()[:-1], TOOLS).fault
+    both = READERS[name].parse(SAMPLES[name][0] + text, TOOLS)
+    assert both.calls == (GET, GET)
+    assert not both.fault
+
+
+def test_llama_reads_a_list_after_its_tag():
+    calls = f'<|python_tag|>[\n {{"name": "get", "parameters": {JSON}}},\n {{"name": "get", "parameters": {JSON3}}}]'
+    assert READERS["llama"].parse(calls, TOOLS).calls == (GET, THREE)
+    assert READERS["llama"].parse(calls[:-1], TOOLS).fault
 
 
 def test_the_arguments_of_deepseek_v3_stand_in_a_code_block():

@@ -34,9 +34,12 @@ def read_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
 
 
 def read_tagged(text: str, position: int) -> tuple[list[ToolCall], int]:
-    """The call whose JSON begins at `position`."""
+    """The call whose JSON begins at `position`. At the end of the text its closing tag may be missing, as in vLLM and
+    SGLang's detector for Hermes: nothing of the call is."""
     value, end = read_json(text, position)
     call = call_of(value)
+    if end == len(text):
+        return [call], end
     if not text.startswith(CLOSE, end):
         raise Fault(f"a call must be closed with {CLOSE}, with nothing between")
     return [call], end + len(CLOSE)

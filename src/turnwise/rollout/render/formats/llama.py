@@ -12,6 +12,7 @@ from turnwise.rollout.render.toolcalls import (
     PYTHON_TAG,
     Fault,
     Format,
+    call_of,
     call_text,
     make_call,
     read_blocks,
@@ -21,6 +22,7 @@ from turnwise.rollout.render.toolcalls import (
 
 HELP = 'write {"name": ..., "parameters": {...}} and nothing else'
 OBJECT = re.compile(r'\{\s*"')
+LIST = re.compile(r'\s*\[\s*\{\s*"')
 SEPARATOR = re.compile(r"(?:[;,]|<\|python_tag\|>)\s*")
 TAG = re.compile(re.escape(PYTHON_TAG) + r'|(?<=\});\s*(?=\{\s*"name")')
 """What begins calls: the tag, or a semicolon before a call that could not be read with those before it."""
@@ -48,6 +50,10 @@ def read_llama(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
 
 
 def read_after_tag(text: str, position: int) -> tuple[list[ToolCall], int]:
+    """The calls after a tag: objects one after another, or a list of them."""
+    if LIST.match(text, position):
+        values, position = read_json(text, position)
+        return [call_of(value, "parameters") for value in values], position
     calls, position = read_objects(text, position, partly=True)
     if not calls:
         raise Fault('a call is an object with "name" and "parameters"')
