@@ -1,7 +1,7 @@
 """How many outputs that two independent serving parsers read alike our readers read as they do.
 
     python benchmarks/tool_format_agreed.py --vllm-python PYTHON --sglang CHECKOUT [--vllm-mlx PATH] [--rapid-mlx PATH]
-        [--ovms PATH] [--mlx-swift-lm PATH] [--failures]
+        [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--failures]
 
 PYTHON is the interpreter of an environment with vLLM (`make test-vllm` builds one). The protocol stands in
 docs/reference/tools.md, under "Outputs that two serving parsers read alike". Nothing is copied by hand: outputs and
@@ -15,6 +15,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tool_format_output import Calls, Output
 from turnwise.messages import ToolSpec
 from turnwise.rollout.render.formats.registry import FORMATS
 
+PROJECTS = ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm", "localai", "mlx-openai-server")
 BY_FORMAT: dict[str, tuple[str, str]] = {
     "apertus": ("apertus", "apertus2509"), "cohere": ("cohere_command3", "cohere_command4"),
     "deepseek": ("deepseek_v3", "deepseekv3"), "dsml": ("deepseek_v32", "deepseekv32"),
@@ -45,11 +47,13 @@ BY_PARSER: dict[str, tuple[str, str]] = {
     "Step3p5ToolParser": ("step3p5", "step3p5"), "GLM4ToolCallParser": ("glm45", "glm45"), ".glm4": ("glm45", "glm45"),
 }  # fmt: skip
 """Where the project's parser is for a model that vLLM or SGLang serves with another parser than the format's first."""
-OF_VLLM = {
-    "vllm-mlx": ("Glm47", "Qwen3XML", "Step3p5", "Granite"),
-    "rapid-mlx": ("Glm47", "Qwen3XML", "Step3p5", "Granite", "Qwen3Coder", "SeedOss", "DeepSeekV31"),
+COPIES = {
+    ("vllm-mlx", "vllm"): ("Glm47", "Qwen3XML", "Step3p5", "Granite"),
+    ("rapid-mlx", "vllm"): ("Glm47", "Qwen3XML", "Step3p5", "Granite", "Qwen3Coder", "SeedOss", "DeepSeekV31"),
+    ("mlx-openai-server", "vllm"): ("GLM4MoE", "MiniMaxM2"),
+    ("mlx-openai-server", "sglang"): ("MiniMaxM2",),
 }
-"""Parsers that are not independent of vLLM's: they say so, or share 10 % or more of their runs of twelve tokens."""
+"""Parsers that are not independent of a server's: they say so, or share 10 % or more of their runs of twelve tokens."""
 
 
 @dataclass
@@ -115,8 +119,7 @@ def second_of(output: Output) -> dict[str, str]:
 
 def counts(output: Output, server: str) -> bool:
     """Whether a second parser is independent of the project's."""
-    copied = OF_VLLM.get(output.project, ()) if server == "vllm" else ()
-    return not any(output.parser.startswith(name) for name in copied)
+    return not output.parser.startswith(COPIES.get((output.project, server), ("no parser",)))
 
 
 def served(server: str, jobs: list[dict[str, Any]], python: str, sglang: Path) -> list[Calls | str]:
@@ -212,20 +215,26 @@ def table(found: list[Judged]) -> str:
 
 def collected(given: argparse.Namespace) -> list[Output]:
     """The outputs of all lists that were named."""
+    from tool_format_localai import localai_outputs
+    from tool_format_mlx_server import mlx_server_outputs
     from tool_format_ovms import ovms_outputs
     from tool_format_peers import peer_outputs
     from tool_format_swift import swift_outputs
 
+    readers: dict[str, Callable[[Path], tuple[list[Output], int]]] = {
+        "vllm-mlx": lambda folder: peer_outputs("vllm-mlx", folder),
+        "rapid-mlx": lambda folder: peer_outputs("rapid-mlx", folder),
+        "ovms": ovms_outputs,
+        "mlx-swift-lm": swift_outputs,
+        "localai": localai_outputs,
+        "mlx-openai-server": mlx_server_outputs,
+    }
     found: list[Output] = []
-    for name in ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm"):
+    for name in PROJECTS:
         folder = getattr(given, name.replace("-", "_"))
         if folder is None:
             continue
-        more, left = (
-            ovms_outputs(folder) if name == "ovms"
-            else swift_outputs(folder) if name == "mlx-swift-lm"
-            else peer_outputs(name, folder)
-        )  # fmt: skip
+        more, left = readers[name](folder)
         what = (
             "outputs whose tests say nothing of calls" if name in ("vllm-mlx", "rapid-mlx") else "tests not extracted"
         )
@@ -238,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vllm-python", required=True)
     parser.add_argument("--sglang", type=Path, required=True)
-    for project in ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm"):
+    for project in PROJECTS:
         parser.add_argument(f"--{project}", type=Path)
     parser.add_argument(
         "--failures", action="store_true", help="print all readings of what is contested or read wrongly"

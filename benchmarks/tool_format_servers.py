@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -41,9 +42,9 @@ class Tokenizer:
     bos_token, eos_token, bos_token_id, eos_token_id = "<s>", "</s>", 1_999_998, 1_999_999
     is_fast = True
 
-    def __init__(self) -> None:
-        self.all_special_tokens = list(MARKS)
-        self.all_special_ids = [2_000_000 + place for place in range(len(MARKS))]
+    def __init__(self, without: str = "") -> None:
+        self.all_special_tokens = [mark for mark in MARKS if mark != without]
+        self.all_special_ids = [2_000_000 + MARKS.index(mark) for mark in self.all_special_tokens]
 
     def get_vocab(self) -> dict[str, int]:
         return dict(zip(self.all_special_tokens, self.all_special_ids, strict=True))
@@ -82,7 +83,9 @@ def vllm_reader() -> Callable[[str, str, list[dict[str, Any]]], list[list[str]]]
         request = protocol.ChatCompletionRequest(
             model="m", messages=[{"role": "user", "content": "?"}], tools=openai_tools(tools) or None
         )
-        parser = manager.get_tool_parser(name)(Tokenizer(), request.tools)
+        # Models of Mistral that write a list have no [ARGS] in their vocabulary, by which vLLM tells them apart.
+        without = "[ARGS]" if re.search(r"\[TOOL_CALLS\]\s*\[", text) else ""
+        parser = manager.get_tool_parser(name)(Tokenizer(without), request.tools)
         found = parser.extract_tool_calls(text, request=request)
         return [[call.function.name, call.function.arguments] for call in found.tool_calls or ()]
 
@@ -143,6 +146,8 @@ def sglang_reader(checkout: Path) -> Callable[[str, str, list[dict[str, Any]]], 
 
     def read(name: str, text: str, tools: list[dict[str, Any]]) -> list[list[str]]:
         settings.forwards = not tools
+        if name == "gpt-oss" and text.startswith("<|channel|>"):
+            text = f"<|start|>assistant{text}"  # which ends the prompt, and which the detector looks for
         detector = made([], name).detector
         if not detector.has_tool_call(text):
             return []
