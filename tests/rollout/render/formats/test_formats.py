@@ -296,6 +296,7 @@ def test_a_name_of_kimi_k3_may_have_marks_that_are_no_control_token(name, is_rea
     [
         ("glm", "<tool_call>get\n<arg_key>name</arg_key>\n<arg_value>amber</arg_value>\n"),
         ("qwen_xml", "<tool_call><function=get><parameter=name>amber</parameter>"),
+        ("qwen_xml", "<tool_call><function=get><parameter =name>amber</parameter></function></tool_call>"),
     ],
 )
 def test_a_call_in_tags_that_may_lack_arguments_is_a_fault(name, text):

@@ -148,7 +148,7 @@ def read_one(
         else:
             keep(mark.start())
             body = guessed(text[name.end() : mark.start()].strip()) if not arguments else None
-            if isinstance(body, str) and body and not body.startswith("<"):
+            if isinstance(body, str) and body:
                 raise Fault("a call has text that is no argument")
             arguments = body if isinstance(body, dict) else arguments  # some write all of them as one JSON object
             if mark["end"] is not None and not tags.open_ended:
