@@ -28,7 +28,7 @@ TEST = re.compile(r'\bIt\("((?:[^"\\]|\\.)*)", func\(\) \{')
 READ = re.compile(r"results, err :?= (\w+)\(input|results :?= (\w+)\(input")
 PARTIAL = re.compile(r"\(input, [^)\n]*(?:\([^)]*\))?, true\)|Partial|NewChatMsgParser|ReplaceFunctionResults")
 SIZE = re.compile(r"Expect\(results\)\.To\((?:HaveLen\((\d+)\)|(BeEmpty\(\)))")
-STATED = re.compile(r"Expect\(results\[(\d)\]\.(Name|Arguments)\)\.To\(Equal\(")
+STATED = re.compile(r"Expect\(results\[(\d)\]\.(Name|Arguments)\)\.To\((Equal|ContainSubstring)\(")
 
 
 def localai_outputs(folder: Path) -> tuple[list[Output], int]:
@@ -66,10 +66,13 @@ def output_of(test: str, body: str) -> Output | None:
             return None
         if int(stated[1]) >= len(wanted):
             return None
+        one = wanted[int(stated[1])]
         if stated[2] == "Name":
-            wanted[int(stated[1])].name = value
+            one.name = value
+        elif stated[3] == "Equal":
+            one.arguments = parsed(value)
         else:
-            wanted[int(stated[1])].arguments = parsed(value)
+            one.parts += (value,)
     preset = re.search(r'(?:GetXMLFormatPreset\(|XMLFormatPreset:\s*)"([^"]+)"', body)
     kind = PRESETS.get(preset[1]) if preset else next((kind for mark, kind in MARKS if mark in text), None)
     if kind is None or any(not one.name for one in wanted):

@@ -22,6 +22,8 @@ class Wanted:
     some: dict[str, Any] = field(default_factory=dict)
     """Arguments by key, where the test does not state all of them."""
     count: int | None = None
+    parts: tuple[str, ...] = ()
+    """What the JSON of the arguments, without spaces between its parts, has in it."""
 
     def met_by(self, name: str, arguments: Any) -> bool:
         if self.name is not None and name != self.name:
@@ -30,6 +32,9 @@ class Wanted:
             return False
         given = arguments if isinstance(arguments, dict) else {}
         if self.count is not None and len(given) != self.count:
+            return False
+        text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        if not all(part in text for part in self.parts):
             return False
         return all(key in given and same(given[key], value) for key, value in self.some.items())
 
@@ -56,7 +61,9 @@ class Output:
         )
 
     def stated(self) -> str:
-        return str([(one.name, one.arguments if one.arguments is not None else one.some) for one in self.wanted])
+        return str(
+            [(one.name, one.arguments if one.arguments is not None else one.some or one.parts) for one in self.wanted]
+        )
 
 
 def tool_of(name: str, parameters: Any = None) -> dict[str, Any]:
