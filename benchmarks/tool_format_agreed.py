@@ -1,7 +1,7 @@
 """How many outputs that two independent serving parsers read alike our readers read as they do.
 
     python benchmarks/tool_format_agreed.py --vllm-python PYTHON --sglang CHECKOUT [--vllm-mlx PATH] [--rapid-mlx PATH]
-        [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--failures]
+        [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--third PATH] [--failures]
 
 PYTHON is the interpreter of an environment with vLLM (`make test-vllm` builds one). The protocol stands in
 docs/reference/tools.md, under "Outputs that two serving parsers read alike". Nothing is copied by hand: outputs and
@@ -47,6 +47,12 @@ BY_PARSER: dict[str, tuple[str, str]] = {
     "Step3p5ToolParser": ("step3p5", "step3p5"), "GLM4ToolCallParser": ("glm45", "glm45"), ".glm4": ("glm45", "glm45"),
 }  # fmt: skip
 """Where the project's parser is for a model that vLLM or SGLang serves with another parser than the format's first."""
+THIRD = {
+    "harmony": "HarmonyToolParser", "mistral": "MistralToolParser", "hermes": "HermesToolParser",
+    "llama": "LlamaToolParser", "gemma": "Gemma4ToolParser", "kimi_k2": "KimiToolParser", "glm": "Glm47ToolParser",
+    "deepseek": "DeepSeekToolParser", "xlam": "xLAMToolParser",
+}  # fmt: skip
+"""vllm-mlx's parsers, as a third one for outputs of other projects; the protocol does not have it."""
 COPIES = {
     ("vllm-mlx", "vllm"): ("Glm47", "Qwen3XML", "Step3p5", "Granite"),
     ("rapid-mlx", "vllm"): ("Glm47", "Qwen3XML", "Step3p5", "Granite", "Qwen3Coder", "SeedOss", "DeepSeekV31"),
@@ -114,7 +120,8 @@ def second_of(output: Output) -> dict[str, str]:
     tagged = output.format == "qwen_xml" and output.parser in ("QwenToolParser", "HermesToolParser", "LlamaToolParser")
     default = BY_FORMAT[output.format]
     vllm, sglang = default if tagged else BY_PARSER.get(output.parser, default)
-    return {name: parser for name, parser in (("vllm", vllm), ("sglang", sglang)) if parser}
+    third = "" if output.project in ("vllm-mlx", "rapid-mlx") else THIRD.get(output.format, "")
+    return {name: parser for name, parser in (("vllm", vllm), ("sglang", sglang), ("vllm-mlx", third)) if parser}
 
 
 def counts(output: Output, server: str) -> bool:
@@ -122,10 +129,10 @@ def counts(output: Output, server: str) -> bool:
     return not output.parser.startswith(COPIES.get((output.project, server), ("no parser",)))
 
 
-def served(server: str, jobs: list[dict[str, Any]], python: str, sglang: Path) -> list[Calls | str]:
+def served(server: str, jobs: list[dict[str, Any]], python: str, checkout: Path | None) -> list[Calls | str]:
     """What the parsers of a server make of outputs."""
     script = Path(__file__).parent / "tool_format_servers.py"
-    command = [python, str(script), server, *([str(sglang.resolve())] if server == "sglang" else [])]
+    command = [python, str(script), server, *([str(checkout.resolve())] if checkout is not None else [])]
     done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"the parsers of {server} did not run: {done.stderr[-800:]}")
@@ -146,16 +153,17 @@ def specs_of(tools: list[dict[str, Any]]) -> list[ToolSpec]:
     return found
 
 
-def judged(outputs: list[Output], python: str, sglang: Path) -> list[Judged]:
-    """Every output once, with all readings. Of several tests with one output the first that is agreed counts."""
+def judged(outputs: list[Output], servers: dict[str, tuple[str, Path | None]]) -> list[Judged]:
+    """Every output once, with all readings. Of several tests with one output the first that is agreed counts. `servers`
+    have a Python and, if they are not installed in it, a checkout."""
     readings: list[dict[str, Calls | str]] = [{} for _ in outputs]
-    for server in ("vllm", "sglang"):
+    for server, (python, checkout) in servers.items():
         places = [place for place, output in enumerate(outputs) if server in second_of(output)]
         jobs = [
             {"parser": second_of(outputs[place])[server], "text": outputs[place].text, "tools": outputs[place].tools}
             for place in places
         ]
-        for place, calls in zip(places, served(server, jobs, python, sglang), strict=True):
+        for place, calls in zip(places, served(server, jobs, python, checkout), strict=True):
             readings[place][server] = calls
     kept: dict[str, Judged] = {}
     for output, found in zip(outputs, readings, strict=True):
@@ -249,11 +257,18 @@ def main() -> None:
     parser.add_argument("--sglang", type=Path, required=True)
     for project in PROJECTS:
         parser.add_argument(f"--{project}", type=Path)
+    parser.add_argument("--third", type=Path, help="a checkout of vllm-mlx, whose parsers then count as a third one")
     parser.add_argument(
         "--failures", action="store_true", help="print all readings of what is contested or read wrongly"
     )
     given = parser.parse_args()
-    found = judged(collected(given), given.vllm_python, given.sglang)
+    servers: dict[str, tuple[str, Path | None]] = {
+        "vllm": (given.vllm_python, None),
+        "sglang": (given.vllm_python, given.sglang),
+    }
+    if given.third is not None:
+        servers["vllm-mlx"] = (sys.executable, given.third)
+    found = judged(collected(given), servers)
     errors = [one for one in found if any(isinstance(calls, str) for calls in one.readings.values())]
     print(f"{len(errors)} outputs of which a second parser raised an error, which is no reading")
     print(table(found))

@@ -2,6 +2,7 @@
 
     PYTHON tool_format_servers.py vllm < jobs.json > readings.json
     PYTHON tool_format_servers.py sglang CHECKOUT < jobs.json > readings.json
+    PYTHON tool_format_servers.py vllm-mlx CHECKOUT < jobs.json > readings.json
 
 PYTHON is the interpreter of an environment with vLLM. A job is {"parser", "text", "tools"}; a reading is a list of
 [name, arguments as text], or {"error"} if the parser raised. The parsers run as they are, on the whole output.
@@ -34,6 +35,9 @@ MARKS = (
     "</tool_calls>", "<TOOLCALL>", "</TOOLCALL>", "<function_call>", "<|function_call|>", "<|START_ACTION|>",
     "<|END_ACTION|>", "<|open|>", "<|close|>", "<|sep|>", "<|im_end|>", "</s>", "<s>",
 )  # fmt: skip
+
+
+Reads = Callable[[str, str, list[dict[str, Any]]], list[list[str]]]
 
 
 class Tokenizer:
@@ -74,7 +78,7 @@ def openai_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"description": "", **tool}} for tool in tools]
 
 
-def vllm_reader() -> Callable[[str, str, list[dict[str, Any]]], list[list[str]]]:
+def vllm_reader() -> Reads:
     """(parser, output, tools) -> calls, by vLLM."""
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
@@ -113,7 +117,7 @@ def stand_in(name: str, **fields: Any) -> None:
     sys.modules[name] = module
 
 
-def sglang_reader(checkout: Path) -> Callable[[str, str, list[dict[str, Any]]], list[list[str]]]:
+def sglang_reader(checkout: Path) -> Reads:
     """(parser, output, tools) -> calls, by SGLang."""
     from pydantic import BaseModel
 
@@ -157,9 +161,27 @@ def sglang_reader(checkout: Path) -> Callable[[str, str, list[dict[str, Any]]], 
     return read
 
 
+# ---------------------------------------------------------------- vllm-mlx
+
+
+def vllm_mlx_reader(checkout: Path) -> Reads:
+    """(class of a parser, output, tools) -> calls, by vllm-mlx."""
+    sys.path.insert(0, str(checkout))
+    parsers = importlib.import_module("vllm_mlx.tool_parsers")
+
+    def read(name: str, text: str, tools: list[dict[str, Any]]) -> list[list[str]]:
+        found = getattr(parsers, name)(None).extract_tool_calls(text, {"tools": openai_tools(tools)})
+        return [[call["name"], call["arguments"]] for call in found.tool_calls]
+
+    return read
+
+
 def main() -> None:
     which, *rest = sys.argv[1:]
-    read = vllm_reader() if which == "vllm" else sglang_reader(Path(rest[0]))
+    if which == "vllm":
+        read = vllm_reader()
+    else:
+        read = (sglang_reader if which == "sglang" else vllm_mlx_reader)(Path(rest[0]))
     readings: list[Any] = []
     for job in json.load(sys.stdin):
         try:
