@@ -1,6 +1,6 @@
 """How far tree, packed turns and padded rows are from float64 when a policy computes in bfloat16.
 
-    python benchmarks/bf16_truth.py [--seeds 12] [--smollm2-seeds 3] [--only llama ...] [--json PATH]
+    python benchmarks/bf16_truth.py [--seeds 12] [--first-seed 0] [--smollm2-seeds 3] [--only llama ...] [--json PATH]
 
 For every seed: a group of turns that share prefixes (a growing and a stripped history, several attempts), factors of
 every action token (normal), and new random weights, except for SmolLM2-135M, whose turns are pieces of this
@@ -13,8 +13,9 @@ geometric mean over seeds with its 95 % t-interval, and the smallest and the lar
     gradient      norm of the difference of the gradient of all parameters, relative to the norm of the true one
 Mixtures: where two experts have almost equal scores, rounding chooses another one, and a token's logprob and gradient
 jump. `flips` is the share of choices (of a token in a layer) with another set of experts than the truth, of every token
-that a layout computes: the tree counts a shared one once. With `fixed` experts every layout takes those of the truth,
-so that only rounding is left.
+that a layout computes: the tree counts a shared one once. With `true` experts every layout takes those of the truth, so
+that only rounding is left. With the `rows'` experts every layout takes those that padded rows took in bfloat16, so that
+all of them have the same flips.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**MIXTURE, "num_local_experts": 32, "intermediate_size": 128, "sliding_window": 32},
 }
 SMOLLM2 = "smollm2-135m"
+ROWS = "padded rows"
+LAYOUTS = (ROWS, "tree", "packed")
+EXPERTS = ("own", "true", "rows'")
 
 
 # ---------------------------------------------------------------- models and turns
@@ -176,6 +182,16 @@ def routes_of_plan(plan: Plan, turns: Sequence[Turn], rows: Sequence[Tensor], wi
     return found
 
 
+def routes_in(
+    layout: str, plans: Mapping[str, Sequence[Plan]], turns: Sequence[Turn], width: int, taken: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Those of padded rows, for the tokens of a layout."""
+    if layout not in plans:
+        return taken
+    [plan] = plans[layout]
+    return routes_of_plan(plan, turns, taken, width)
+
+
 def flips(taken: Sequence[Tensor], wanted: Sequence[Tensor], real: Any) -> float:
     """The share of choices with another set of experts, of the tokens that are real."""
     differs = [
@@ -202,34 +218,22 @@ def measure(name: str, seed: int, precisions: Sequence[Precision]) -> list[dict[
     for precision in precisions:
         policy = precision.policy(case(name, seed)[0], 1.0)
         plans = {"tree": cut(turns, WHOLE), "packed": pack(turns, WHOLE)}
-        for fixed in (False, True) if num_experts else (False,):
-            for layout in ("padded rows", "tree", "packed"):
-                same = wanted.taken
-                if layout != "padded rows":
-                    [plan] = plans[layout]
-                    same = routes_of_plan(plan, turns, wanted.taken, rows.width)
-                with Choices(num_experts, same if fixed else None) as choices:
-                    if layout == "padded rows":
-                        found = by_rows(policy.model, turns, factors, precision, 1.0, WHOLE)
-                    else:
+        given = {"true": wanted.taken}
+        for experts in EXPERTS if num_experts else EXPERTS[:1]:
+            taken = given.get(experts)
+            for layout in LAYOUTS:
+                places = slice(None) if layout in plans else real
+                here = partial(routes_in, layout, plans, turns, rows.width)
+                with Choices(num_experts, None if taken is None else here(taken)) as choices:
+                    if layout in plans:
                         found = by_plans(policy, turns, plans[layout], factors)
-                each = Distance.between(layout, found, truth)
-                lines.append(
-                    {
-                        "policy": name,
-                        "seed": seed,
-                        "precision": precision.name,
-                        "fixed": fixed,
-                        "layout": layout,
-                        "largest": each.largest,
-                        "mean": each.mean,
-                        "rms": each.rms,
-                        "gradient": each.gradient,
-                        "flips": flips(choices.taken, same, real if layout == "padded rows" else slice(None))
-                        if num_experts
-                        else 0.0,
-                    }
-                )
+                    else:
+                        found = by_rows(policy.model, turns, factors, precision, 1.0, WHOLE)
+                if experts == "own" and layout == ROWS:
+                    given["rows'"] = choices.taken
+                share = flips(choices.taken, here(wanted.taken), places) if num_experts else 0.0
+                line = {"policy": name, "seed": seed, "precision": precision.name, "experts": experts, "flips": share}
+                lines.append({**line, **asdict(Distance.between(layout, found, truth))})
     tokens = sum(map(length, turns))
     print(
         f"{name} seed {seed}: {len(turns)} turns, {tokens:,} tokens, {plans['tree'][0].num_tokens:,} unique", flush=True
@@ -250,42 +254,37 @@ NUMBERS = ("largest", "mean", "rms", "gradient")
 
 def report(lines: Sequence[dict[str, Any]]) -> None:
     print("\npolicy        precision             experts layout       largest    mean     rms  gradient   flips")
-    keys = sorted(
-        {(line["policy"], line["precision"], line["fixed"]) for line in lines}, key=lambda key: (key[0], *key[1:])
-    )
-    for key in keys:
-        of_key = [line for line in lines if (line["policy"], line["precision"], line["fixed"]) == key]
+    for key in sorted({(line["policy"], line["precision"], line["experts"]) for line in lines}):
+        of_key = [line for line in lines if (line["policy"], line["precision"], line["experts"]) == key]
         seeds = sorted({line["seed"] for line in of_key})
-        by_layout = {
-            layout: {line["seed"]: line for line in of_key if line["layout"] == layout}
-            for layout in ("padded rows", "tree", "packed")
-        }
+        by_layout = {layout: {line["seed"]: line for line in of_key if line["layout"] == layout} for layout in LAYOUTS}
         for layout, by_seed in by_layout.items():
             middle = {name: statistics.median(by_seed[seed][name] for seed in seeds) for name in (*NUMBERS, "flips")}
             numbers = "".join(f"{middle[name]:9.1e}" for name in NUMBERS)
-            experts = "fixed" if key[2] else "own"
-            print(f"{key[0]:13} {key[1]:21} {experts:7} {layout:12}{numbers}{middle['flips']:8.2%}")
-        for layout in ("tree", "packed"):
-            ratios = {
-                name: [by_layout[layout][seed][name] / by_layout["padded rows"][seed][name] for seed in seeds]
-                for name in ("rms", "gradient")
-            }
-            texts = [f"{name} {in_interval(found)}" for name, found in ratios.items()]
+            print(f"{key[0]:13} {key[1]:21} {key[2]:7} {layout:12}{numbers}{middle['flips']:8.2%}")
+        for layout in LAYOUTS[1:]:
+            here, rows = by_layout[layout], by_layout[ROWS]
+            flipped = key[2] == "own" and any(rows[seed]["flips"] for seed in seeds)
+            texts = [
+                f"{name} {in_interval([here[seed][name] / rows[seed][name] for seed in seeds])}"
+                for name in ("rms", "gradient", *(["flips"] if flipped else []))
+            ]
             print(f"{'':13} {layout} / padded rows over {len(seeds)} seeds: {', '.join(texts)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--smollm2-seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=(*SHAPES, SMOLLM2), default=(*SHAPES, SMOLLM2))
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     lines = []
-    for seed in range(max(chosen.seeds, chosen.smollm2_seeds)):
+    for number in range(max(chosen.seeds, chosen.smollm2_seeds)):
         for name in chosen.only:
-            if seed < (chosen.smollm2_seeds if name == SMOLLM2 else chosen.seeds):
-                lines += measure(name, seed, (BFLOAT16,))
+            if number < (chosen.smollm2_seeds if name == SMOLLM2 else chosen.seeds):
+                lines += measure(name, chosen.first_seed + number, (BFLOAT16,))
                 if chosen.json:
                     chosen.json.write_text(json.dumps(lines, indent=1))
     report(lines)
