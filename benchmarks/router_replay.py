@@ -1,13 +1,20 @@
-"""What router replay does for a mixture of experts that is trained on what older weights sampled.
+"""What router replay does for a mixture of experts that is trained on what weights two versions older sampled.
 
-    python benchmarks/router_replay.py [--seeds 5] [--steps 24] [--lag 2] [--json FILE]
+    python benchmarks/router_replay.py [--seeds 5] [--first-seed 0] [--steps 12] [--lag 2] [--json FILE]
 
-A tiny mixture (2 layers of 8 experts, 2 per token) learns `hops` with `max_lag = 2`, after a warm start that both runs
-of a seed share, once with `model.router_replay` and once without. For every trained token the archive has the engine's
-logprob, under the weights that sampled it, and the learner's before the step's first update. Their difference is the
-gap, its exponential the ratio. After each run its last checkpoint scores the last step's turns again, with recorded and
-with its own routes: the same weights and the same tokens, so that nothing else differs. Medians over seeds, and in
-brackets the smallest and the largest.
+A small mixture (4 layers of 16 experts, 2 per token) learns `hops` after a warm start that both runs of a seed share,
+once with `model.router_replay` and once without. A step waits until all groups that may start have been sampled, so
+every turn of step 3 and later is exactly two versions old, in both runs. Engine and learner compute in float32 with the
+same weights alike: what they disagree about, routes included, comes from the two updates between them. For every
+trained token the archive has the engine's logprob, under the weights that sampled it, and the learner's before the
+step's first update. Their difference is the gap, its exponential the ratio. Compared are
+
+    whole runs        all turns of exactly this lag in each run
+    the same turns    those of the run with replay, scored again by the checkpoints that were about to train on them,
+                      with recorded and with own routes: the same weights and tokens, so that nothing else differs
+
+Printed are medians over seeds, and the ratio of a seed's two numbers: the geometric mean with its 95 % t-interval, and
+for how many seeds it is below 1.
 """
 
 from __future__ import annotations
@@ -15,8 +22,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +39,7 @@ from numpy.typing import NDArray
 from turnwise.assemble import run
 from turnwise.assemble.learner import policy_of
 from turnwise.assemble.model import tiny_texts
-from turnwise.assemble.run import open_environments
+from turnwise.assemble.run import open_environments, run_parts
 from turnwise.assemble.warm_start import starting_model
 from turnwise.cli.terminal import PlainScreen
 from turnwise.learn.learner import save_policy, write_per_turn
@@ -39,19 +51,24 @@ from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step, step_path
 from turnwise.runs.checkpoint import checkpoint_path
 from turnwise.runs.folder import RunFolder
+from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
+from turnwise.schedule.tasks import Draw
 from turnwise.testing.micro import MICRO
-from turnwise.types import Turn, turns_of
+from turnwise.training.loop import LoopParts, Stages, train_step
+from turnwise.training.run import RunParts
+from turnwise.types import Group, Turn, turns_of
 
 RECIPE = (
     "model.hidden=",
     "model.layers=",
     "env.0.tasks.count=1024",
-    "env.0.tasks.links=[1, 3]",
+    "env.0.tasks.links=[1, 1]",
     "groups_per_step=8",
+    "rollout.limits.call_seconds=600",
     "evaluation.every=0",
-    "evaluation.final_tasks=64",
-    "optimizer.learning_rate=1e-3",
+    "evaluation.final_tasks=8",
+    "optimizer.learning_rate=3e-4",
     "checkpoints.every=1",
     "archive.scores=true",
 )
@@ -86,11 +103,11 @@ async def write_start(folder: Path, seed: int) -> Path:
         vocab_size=len(tokenizer),
         hidden_size=64,
         moe_intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        num_experts=8,
+        num_experts=16,
         num_experts_per_tok=2,
         norm_topk_prob=True,
         max_position_embeddings=256,
@@ -115,10 +132,53 @@ def load_recipe_of_tiny(folder: Path, seed: int) -> Recipe:
     return load_recipe(folder / "recipe.toml", [f"seed={seed}"])
 
 
+# ---------------------------------------------------------------- runs of exactly one lag
+
+
+class SampledAhead:
+    """Makes a step wait until every group that its lag allows to start has been sampled: the weights that come after
+    the step then sample none of them."""
+
+    def __init__(self, loop: LoopParts) -> None:
+        self.settings, self.stages = loop.settings, loop.stages
+        self.sampled = 0
+        self.change = asyncio.Condition()
+
+    @property
+    def waiting_stages(self) -> Stages:
+        return replace(self.stages, make_group=self.make_group, run=self.run)
+
+    async def make_group(self, draw: Draw) -> Group:
+        group = await self.stages.make_group(draw)
+        async with self.change:
+            self.sampled += 1
+            self.change.notify_all()
+        return group
+
+    async def run(self, function: Any, *arguments: Any) -> Any:
+        if function is train_step:
+            steps = min(arguments[-1] + 1 + self.settings.max_lag, self.settings.steps)
+            async with self.change:
+                await self.change.wait_for(lambda: self.sampled >= steps * self.settings.groups_per_step)
+        return await self.stages.run(function, *arguments)
+
+
+@asynccontextmanager
+async def sampled_ahead(*arguments: Any, **how: Any) -> AsyncIterator[RunParts]:
+    async with run_parts(*arguments, **how) as parts:
+        stages = SampledAhead(parts.loop).waiting_stages
+        yield replace(parts, loop=replace(parts.loop, stages=stages))
+
+
+async def train_to_end(recipe: Recipe) -> None:
+    stop = asyncio.Event()
+    async with run.training(recipe, Silent(), stop, open_parts=sampled_ahead, origin="sampled ahead") as training:
+        await training.to_end(stop)
+
+
 def trained(start: Path, folder: Path, *settings: str) -> RunFolder:
     """A run from a folder with weights."""
-    recipe = recipe_of(folder, f"model.path={start}", "sft.updates=0", *settings)
-    asyncio.run(run.start(recipe, Silent(), asyncio.Event()))
+    asyncio.run(train_to_end(recipe_of(folder, f"model.path={start}", "sft.updates=0", *settings)))
     return RunFolder.open(folder / "run")
 
 
@@ -132,29 +192,26 @@ def measured(sampled: NDArray[Any], learners: NDArray[Any]) -> dict[str, float]:
     return {
         "gap, mean": float(np.abs(difference).mean()),
         "gap, k3": float((np.expm1(difference) - difference).mean()),
-        "|ratio - 1|, mean": float(np.abs(ratio - 1).mean()),
-        "|mean ratio - 1|": float(abs(ratio.mean() - 1)),
+        "distance of a ratio from 1, mean": float(np.abs(ratio - 1).mean()),
         f"ratios more than {FAR:g} from 1, share": float((np.abs(ratio - 1) > FAR).mean()),
     }
 
 
-def of_run(folder: RunFolder, steps: int) -> dict[str, float]:
-    """Over all trained tokens of a run, from its archive; and its lag and success."""
-    sampled, learners = [], []
-    for step in range(1, steps + 1):
-        for record in read_step(step_path(folder.archive, step)):
-            sampled += [turn.logprobs for turn in turns_of([record.group])] if record.kept else []
-            learners += record.learner_logprobs
-    lines = read_metrics(folder.metrics)
-    lag = [line["lag/mean"] for line in lines if "lag/mean" in line]
-    disagreed = [line["routes/disagreed"] for line in lines if "routes/disagreed" in line]
-    success = [line["success"] for line in lines if "success" in line][-5:]
-    return {
-        **measured(np.concatenate(sampled), np.concatenate(learners)),
-        "lag, mean": statistics.mean(lag),
-        "success of the last 5 steps": statistics.mean(success),
-        **({"routes that turns disagreed on, share": statistics.mean(disagreed)} if disagreed else {}),
-    }
+def turns_of_step(folder: RunFolder, step: int, lag: int) -> tuple[list[Turn], list[NDArray[np.float32]]]:
+    """(turns that a step has trained on, the learner's logprobs of them). All must be of this lag."""
+    records = [record for record in read_step(step_path(folder.archive, step)) if record.kept]
+    turns = list(turns_of([record.group for record in records]))
+    assert all((turn.versions == step - 1 - lag).all() for turn in turns), f"step {step} has turns of another lag"
+    return turns, [logprobs for record in records for logprobs in record.learner_logprobs]
+
+
+def of_run(folder: RunFolder, steps: int, lag: int) -> dict[str, float]:
+    """Over all tokens of this lag that a run was trained on, from its archive; and its success."""
+    found = [turns_of_step(folder, step, lag) for step in range(lag + 1, steps + 1)]
+    sampled = np.concatenate([turn.logprobs for turns, _ in found for turn in turns])
+    learners = np.concatenate([logprobs for _, of_step in found for logprobs in of_step])
+    success = [line["success"] for line in read_metrics(folder.metrics) if "success" in line]
+    return {**measured(sampled, learners), "success of the last 5 steps": statistics.mean(success[-5:])}
 
 
 @torch.no_grad()
@@ -167,63 +224,73 @@ def scored(recipe: Recipe, weights: Path, turns: list[Turn], *, replay: bool) ->
     return np.concatenate(found)
 
 
-def same_turns(folder: RunFolder, recipe: Recipe, steps: int) -> dict[str, dict[str, float]]:
-    """The turns of the last step under the weights before it, with recorded and with own routes."""
-    records = read_step(step_path(folder.archive, steps))
-    turns = list(turns_of([record.group for record in records if record.kept]))
-    sampled = np.concatenate([turn.logprobs for turn in turns])
-    weights = checkpoint_path(folder.checkpoints, steps - 1)
-    return {
-        name: measured(sampled, scored(recipe, weights, turns, replay=replay))
-        for name, replay in (("with replay", True), ("without", False))
-    }
+def same_turns(folder: RunFolder, recipe: Recipe, steps: int, lag: int, *, replay: bool) -> dict[str, float]:
+    """The turns of every step under the weights before it, with recorded or with own routes."""
+    sampled, learners = [], []
+    for step in range(lag + 1, steps + 1):
+        turns, _ = turns_of_step(folder, step, lag)
+        sampled += [turn.logprobs for turn in turns]
+        learners.append(scored(recipe, checkpoint_path(folder.checkpoints, step - 1), turns, replay=replay))
+    return measured(np.concatenate(sampled), np.concatenate(learners))
 
 
-def compare(folder: Path, seed: int, steps: int, lag: int) -> dict[str, dict[str, dict[str, float]]]:
+Compared = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Of a seed: numbers by what is compared, with replay or without, and name."""
+WITH, WITHOUT = "with replay", "without"
+
+
+def compare(folder: Path, seed: int, steps: int, lag: int, *settings: str) -> Compared:
     start = asyncio.run(write_start(folder, seed))
-    how = (f"seed={seed}", f"steps={steps}", f"max_lag={lag}")
+    how = (f"seed={seed}", f"steps={steps}", f"max_lag={lag}", "checkpoints.keep=1000", *settings)
     with_replay = trained(start, folder / "replay", *how, "model.router_replay=true")
     without = trained(start, folder / "plain", *how)
-    recipe = recipe_of(folder / "scoring", f"model.path={start}", *how)
+    again = partial(same_turns, with_replay, recipe_of(folder / "scoring", f"model.path={start}", *how), steps, lag)
     return {
-        "whole runs": {"with replay": of_run(with_replay, steps), "without": of_run(without, steps)},
-        "the same turns and weights": same_turns(with_replay, recipe, steps),
+        "whole runs": {WITH: of_run(with_replay, steps, lag), WITHOUT: of_run(without, steps, lag)},
+        "the same turns": {WITH: again(replay=True), WITHOUT: again(replay=False)},
     }
 
 
-def summary(found: list[dict[str, dict[str, dict[str, float]]]]) -> str:
-    """Medians over seeds, and in brackets the smallest and the largest."""
-    lines = []
+def summary(found: list[Compared]) -> str:
+    """Medians over seeds, and the geometric mean of their ratios with its interval."""
+    lines = [f"{'':44} {WITH:>12} {WITHOUT:>12}  with / without"]
     for part in found[0]:
         lines.append(part)
-        for name in found[0][part]["with replay"]:
-            cells = []
-            for arm in ("with replay", "without"):
-                values = [one[part][arm][name] for one in found if name in one[part][arm]]
-                low, middle, high = min(values, default=0), statistics.median(values or [0]), max(values, default=0)
-                cells.append(f"{middle:.4g} [{low:.3g}, {high:.3g}]" if values else "-")
-            lines.append(f"  {name:42} {cells[0]:34} {cells[1]}")
-    return "\n".join([f"{'':44} {'with replay':34} without", *lines])
+        for name in found[0][part][WITH]:
+            pairs = [(one[part][WITH][name], one[part][WITHOUT][name]) for one in found]
+            middle = [statistics.median(values) for values in zip(*pairs, strict=True)]
+            lines.append(f"  {name:42} {middle[0]:12.4g} {middle[1]:12.4g}  {in_interval(pairs)}")
+    return "\n".join(lines)
+
+
+def in_interval(pairs: list[tuple[float, float]]) -> str:
+    if any(value <= 0 for pair in pairs for value in pair):
+        return "-"
+    logs = [math.log(one / other) for one, other in pairs]
+    mean, half = statistics.mean(logs), half_width(logs)
+    low, middle, high = (math.exp(value) for value in (mean - half, mean, mean + half))
+    below = sum(value < 0 for value in logs)
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}], below 1 for {below} of {len(logs)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lag", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    parser.add_argument("settings", nargs="*", help="of the recipe, such as optimizer.learning_rate=1e-3")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
-    for seed in range(arguments.seeds):
+    found: list[Compared] = []
+    for number in range(chosen.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(compare(Path(folder), seed, arguments.steps, arguments.lag))
-        print(
-            f"\nafter {seed + 1} seeds, {arguments.steps} steps at max_lag = {arguments.lag}\n{summary(found)}",
-            flush=True,
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
+            seed = chosen.first_seed + number
+            found.append(compare(Path(folder), seed, chosen.steps, chosen.lag, *chosen.settings))
+        print(f"\n{len(found)} seeds, {chosen.steps} steps at a lag of {chosen.lag}\n{summary(found)}", flush=True)
+        if chosen.json:
+            chosen.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
