@@ -92,7 +92,8 @@ def slot_engine(
         policy_of(recipe, model)  # which makes it ready for an engine
     own = worker is None or recipe.cluster.is_spread
     slot_model = slot_model_of(recipe, model if own else copy.deepcopy(model), renderer, version)
-    return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None)
+    in_loop = worker is None or worker is inline
+    return SlotEngine(slot_model, run=worker or inline, shares_weights=worker is None, is_deterministic=in_loop)
 
 
 def replica_of_folder(recipe: Recipe, folder: Path, tokenizer: ChatTokenizer, version: int) -> Engine:

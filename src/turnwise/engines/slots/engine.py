@@ -1,8 +1,8 @@
 """The in-process engine: continuous batching on a transformers module, driven from the event loop.
 
 At lag 0 the engine computes with the learner's module. A step then runs in the event loop, once every coroutine that
-can run waits for it, so that a run is a deterministic function of its seed. With lag the engine has a copy of the
-module and steps in a thread.
+can run waits for it, and takes its calls in the order of their places, so that a run is a deterministic function of its
+seed. With lag the engine has a copy of the module and steps in a thread.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from turnwise.engines.base import NO_ROUTES, Completion, EngineFailure, OnTokens, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guide
+from turnwise.engines.places import MOST_ROUNDS, PLACE, is_idle, place_after
 from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.tokens import Tokens
@@ -29,8 +31,13 @@ class SlotEngine:
 
     streams = True
 
-    def __init__(self, model: SlotModel, *, run: Run, shares_weights: bool) -> None:
+    def __init__(
+        self, model: SlotModel, *, run: Run, shares_weights: bool, is_deterministic: bool | None = None
+    ) -> None:
+        """`is_deterministic`: whether a step waits for every call that can come without the world outside, and takes
+        calls by their places; by default where weights are shared, because nothing overlaps there."""
         self.model = model
+        self.is_deterministic = shares_weights if is_deterministic is None else is_deterministic
         self.scheduler = model.scheduler
         self.run = run
         self.shares_weights = shares_weights
@@ -44,8 +51,10 @@ class SlotEngine:
         self.running = asyncio.Event()
         self.running.set()
         self.driver: asyncio.Task[None] | None = None
-        self.compiling: set[asyncio.Future[Guide]] = set()
-        """Grammars of calls that have not arrived yet."""
+        self.coming: set[asyncio.Future[Any]] = set()
+        """What may still bring calls, and a deterministic step waits for: grammars that are compiled, and other
+        processes that have got an answer."""
+        self.answers = count()
 
     @property
     def seconds(self) -> float:
@@ -66,7 +75,8 @@ class SlotEngine:
         guide = None if sampling.grammar is None else await self.guide(sampling.grammar)
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive(), name="slot engine")
-        request = Request(tokens, sampling, session, seed, asyncio.get_running_loop().create_future(), guide)
+        future = asyncio.get_running_loop().create_future()
+        request = Request(tokens, sampling, session, seed, future, guide, PLACE.get())
         self.arrivals.append(request)
         self.wake.set()
         try:
@@ -82,6 +92,8 @@ class SlotEngine:
             self.departures.append(request)
             self.wake.set()
             raise
+        finally:
+            PLACE.set(request.place)
 
     async def guide(self, grammar: Grammar) -> Guide:
         """What follows a grammar. A new one is compiled in a thread: a hostile one takes long."""
@@ -91,11 +103,11 @@ class SlotEngine:
         if guidance.is_compiled(grammar):
             return guidance.guide(grammar)
         compiling = asyncio.ensure_future(asyncio.to_thread(guidance.guide, grammar))
-        self.compiling.add(compiling)
+        self.coming.add(compiling)
         try:
             return await compiling
         finally:
-            self.compiling.discard(compiling)
+            self.coming.discard(compiling)
 
     async def drive(self) -> None:
         """Step while there is work; every coroutine that can run gets to submit its request before each step."""
@@ -117,22 +129,27 @@ class SlotEngine:
             self.answer(finished)
 
     async def wait_for_arrivals(self) -> None:
-        """Returns when two rounds of the event loop in a row have brought no new request. Where steps are inline, the
-        time that a grammar takes to compile must not decide which calls share a step."""
-        quiet = 0
+        """Returns when two rounds of the event loop in a row have brought no new request. A deterministic engine waits
+        longer: until nobody can run any more, and what may still bring calls has done so. Then neither the time that a
+        grammar takes to compile nor the rounds that an environment takes decide which calls share a step."""
+        quiet = rounds = 0
         while quiet < 2:
-            if self.compiling and self.shares_weights:
-                await asyncio.wait(set(self.compiling))
-                quiet = 0
+            if self.coming and self.is_deterministic:
+                await asyncio.wait(set(self.coming))
+                quiet = rounds = 0
             num_arrivals = len(self.arrivals)
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self.arrivals) == num_arrivals else 0
+            rounds = rounds + 1 if len(self.arrivals) == num_arrivals else 0
+            is_quiet = not self.is_deterministic or rounds >= MOST_ROUNDS or (is_idle() and not self.coming)
+            quiet = quiet + 1 if rounds and is_quiet else 0
 
     def hand_over(self) -> None:
         for request in self.departures:
             if request in self.arrivals:
                 self.arrivals.remove(request)
             self.scheduler.cancel(request)
+        if self.is_deterministic:
+            self.arrivals.sort(key=lambda request: request.place)
         for request in self.arrivals:
             self.scheduler.submit(request)
         self.arrivals, self.departures = [], []
@@ -153,6 +170,7 @@ class SlotEngine:
         for request, outcome in finished:
             if request.future.done():
                 continue
+            request.place = place_after(next(self.answers))
             if isinstance(outcome, Exception):
                 request.future.set_exception(outcome)
             else:

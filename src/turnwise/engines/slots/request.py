@@ -10,6 +10,7 @@ import numpy as np
 
 from turnwise.engines.base import Completion, OnTokens, Sampling
 from turnwise.engines.guidance import Guide
+from turnwise.engines.places import UNKNOWN, Place
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
 from turnwise.engines.slots.recent_text import RecentText
 from turnwise.routes import Routes
@@ -30,6 +31,8 @@ class Request:
     future: asyncio.Future[Completion]
     guide: Guide | None = None
     """Follows the grammar of the call, if it has one."""
+    place: Place = UNKNOWN
+    """Where it stands among the calls of one step."""
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
