@@ -82,11 +82,20 @@ def pack_tokens(turns: Sequence[Prompted]) -> tuple[Tokens, NDArray[np.int64]]:
 def extends(turn: Prompted, before: Prompted) -> bool:
     """Whether the prompt of `turn` begins with the prompt and action of `before`."""
     p, a = len(before.prompt), len(before.action)
-    return (
-        len(turn.prompt) >= p + a
-        and np.array_equal(turn.prompt[:p], before.prompt)
-        and np.array_equal(turn.prompt[p : p + a], before.action)
-    )
+    if len(turn.prompt) < p + a:
+        return False
+    if is_same_place(turn.prompt, before.prompt) and is_same_place(turn.prompt[p:], before.action):
+        return True
+    return np.array_equal(turn.prompt[:p], before.prompt) and np.array_equal(turn.prompt[p : p + a], before.action)
+
+
+def is_same_place(one: Tokens, other: Tokens) -> bool:
+    """Whether two arrays begin at the same place in memory, and need not be compared: turns of one buffer do."""
+    if one.strides != other.strides or one.dtype != other.dtype:
+        return False
+    first: int = one.__array_interface__["data"][0]
+    second: int = other.__array_interface__["data"][0]
+    return first == second
 
 
 def lost_tokens(turn: Prompted, before: Prompted) -> int:

@@ -107,6 +107,9 @@ class TurnTiming:
     decode: float = 0.0
     environment: float = 0.0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TurnTiming, (self.queued, self.prefill, self.decode, self.environment)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
