@@ -59,7 +59,7 @@ def keys_of(folder: Path, *overrides: str) -> set[str]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """What two runs of a mixture write: one that replays routes, and one with a teacher, a critic, a reference, a
-    correction and lag."""
+    correction, tasks that rest and lag."""
     folder = tmp_path_factory.mktemp("runs")
     mixture = [f"model.path={mixture_folder(folder / 'mixture')}", "model.hidden=", "model.layers="]
     plain = keys_of(folder, f"out={folder / 'plain'}", "env.0.dataset=hops", *mixture, "model.router_replay=true")
@@ -73,6 +73,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         "correction.importance_sampling=token",
         "evaluation.attempts=2",
         "max_lag=1",
+        "schedule.max_rest=1",
         *mixture,
     ]
     return plain | keys_of(folder, *with_everything)

@@ -321,8 +321,8 @@ def training_order(recipe: Recipe, environments: Environments) -> TaskOrder:
         entry.label: fresh_tasks(recipe, entry, heldout[entry.label]) if entry.fresh else train[entry.label]
         for entry in recipe.env
     }
-    return task_order(recipe, datasets)
+    return task_order(recipe, datasets, recipe.schedule.max_rest)
 
 
-def task_order(recipe: Recipe, datasets: Mapping[str, Sequence[Task] | FreshTasks]) -> TaskOrder:
-    return TaskOrder(datasets, {entry.label: entry.weight for entry in recipe.env}, recipe.seed)
+def task_order(recipe: Recipe, datasets: Mapping[str, Sequence[Task] | FreshTasks], max_rest: int = 0) -> TaskOrder:
+    return TaskOrder(datasets, {entry.label: entry.weight for entry in recipe.env}, recipe.seed, max_rest)

@@ -58,6 +58,7 @@ CANNOT_MATTER: Mapping[str, str] = {
     "weight_check": SAMPLES,
     "schedule.order": AFTER,
     "schedule.stale": AFTER,
+    "schedule.max_rest": AFTER,
     "schedule.overlap_evaluations": AFTER,
     "schedule.stall_warning_seconds": "is for a warning",
     "guards.max_logprob_gap": AFTER,

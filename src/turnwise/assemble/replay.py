@@ -39,7 +39,7 @@ from turnwise.training.run import Run, RunParts
 
 NEEDS_ENGINE = ("engine", "weight_check", "evaluation", "endpoint", "schedule.overlap_evaluations")
 """Tables and keys that say how to sample or evaluate. A replay does neither."""
-ALREADY_MADE = ("env", "rollout", "guards.max_logprob_gap")
+ALREADY_MADE = ("env", "rollout", "schedule.max_rest", "guards.max_logprob_gap")
 """Tables and keys that say how attempts are made and paid, which is recorded."""
 COUNTED = ("rollout.failures", "rollout.success_threshold")
 """Keys of those that a replay reads."""

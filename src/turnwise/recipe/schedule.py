@@ -11,7 +11,7 @@ from turnwise.recipe.section import Section
 
 class ScheduleConfig(Section):
     """How sampling, training and evaluation interleave. Open it when `max_lag` is above 0 and the learner waits for
-    slow attempts, or when evaluations take long."""
+    slow attempts, when evaluations take long, or when many groups are paid alike."""
 
     in_short_list = ()
 
@@ -24,6 +24,10 @@ class ScheduleConfig(Section):
     stale: Literal["drop_group", "mask_turn"] = "drop_group"
     """What happens with order = "finished" to samples older than max_lag: drop_group replaces the group, mask_turn
     keeps it and gives stale turns no weight."""
+    max_rest: int = Field(0, ge=0)
+    """Rounds through the tasks for which a task rests at most: after a group whose attempts were all paid alike it is
+    left out of one round, then of 2, 4, ... while that goes on. 0 meets every task in every round. Tasks that are
+    sometimes solved then come more often than the others, so training success is no longer that of all tasks."""
     overlap_evaluations: bool = False
     """Whether training goes on during an evaluation, which then has an engine and a copy of the weights; the
     evaluations before and after training never overlap."""

@@ -200,6 +200,10 @@ class Recipe(Section):
                 f"schedule.mean_lag = {self.schedule.mean_lag:g} is more than max_lag = {self.max_lag}, which no group "
                 "may exceed; lower it, or raise max_lag"
             )
+        if self.schedule.max_rest and all(entry.fresh for entry in self.env):
+            raise ValueError(
+                "schedule.max_rest is ignored with env.fresh = true, where no task comes again; remove one of them"
+            )
         if self.evaluation.greedy and overlaps:
             raise ValueError(
                 "evaluation.greedy is ignored with schedule.overlap_evaluations = true, whose evaluations are sampled; "

@@ -172,6 +172,7 @@ GROUPS = (
     ),
     Metric("tasks/distinct", "tasks", "Training tasks that there are, in all datasets.", "hundreds or more"),
     Metric("tasks/epochs", "times", "How often each task of the most used dataset was drawn so far.", "few"),
+    Metric("tasks/resting", "tasks", "Tasks that rest; only with `schedule.max_rest`.", "rises as success nears 1"),
     Metric("lag/mean", "versions", "Mean lag of the trained tokens.", "at most `max_lag`; 0 when synchronous"),
     Metric("lag/max", "versions", "Largest lag of a trained token.", "at most `max_lag`"),
     Metric("lag/masked_turns", "turns", 'Turns with weight 0 by `schedule.stale = "mask_turn"`.', "near 0"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from turnwise.runs.archive import Record
 from turnwise.runs.recorded_archive import RecordedArchive
+from turnwise.schedule.resting import Heard
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.tasks import Draw
 from turnwise.types import Group, Trajectory
@@ -66,9 +67,13 @@ class RecordedGroups:
             raise RunStopped(str(error)) from None
         self.left.extend(with_age(group, self.age) for group in in_drawing_order(records))
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int, heard: Sequence[Heard] = ()) -> None:
         for _ in range(count):
             del self.drawn[self.draw().number]
+
+    def hear(self, groups: Sequence[Group]) -> Sequence[Heard]:
+        """Nothing: the order is the recorded one, whatever comes of it."""
+        return ()
 
     def metrics(self, num_draws: int) -> dict[str, float]:
         """Nothing: the archive does not say how many tasks there were."""

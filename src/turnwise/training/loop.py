@@ -37,6 +37,7 @@ from turnwise.plan.routes import route_shares, routed_by
 from turnwise.runs.archive import Record
 from turnwise.runs.describe import describe, failure_share
 from turnwise.schedule.order import Order
+from turnwise.schedule.resting import Heard
 from turnwise.schedule.stopping import RunStopped
 from turnwise.schedule.stream import GroupStream, LagSlots, MakeGroup, Used
 from turnwise.schedule.take import Taken, take
@@ -94,6 +95,8 @@ class Progress:
     """Tasks used: trained on or dropped."""
     used: Used = field(default_factory=Used)
     """Which draws these were."""
+    heard: list[Heard] = field(default_factory=list)
+    """What the order of tasks depends on beside the seed, where tasks rest."""
     updates: int = 0
     lag_max: int = 0
 
@@ -154,7 +157,7 @@ async def train(
     settings, stages, learner, engine, tasks = parts.settings, parts.stages, parts.learner, parts.engine, parts.tasks
     slots = LagSlots(settings.slots)
     wanted = (settings.steps - progress.step) * settings.groups_per_step
-    tasks.skip(progress.used.base)
+    tasks.skip(progress.used.base, progress.heard)
     async with GroupStream(
         tasks.draw,
         stages.make_group,
@@ -186,6 +189,7 @@ async def train(
             now = time.perf_counter()
             progress.draws += taken.count
             progress.used = stream.used.copy()
+            progress.heard = list(tasks.hear([*taken.kept, *taken.dropped]))
             stream.fairness.trained(taken.kept)
             progress.updates += settings.updates_per_step
             progress.lag_max = max(progress.lag_max, int(np.nan_to_num(metrics["lag/max"])))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from turnwise.schedule.resting import Heard
 from turnwise.schedule.stream import Used
 from turnwise.training.loop import Progress
 
@@ -35,5 +36,7 @@ class State:
     def from_json(cls, data: Mapping[str, Any]) -> State:
         renamed = {"examined": "evaluating"}  # as checkpoints of earlier versions have it
         named = {renamed.get(key, key): value for key, value in data.items()}
-        progress = {**named["progress"], "used": Used(**named["progress"]["used"])}
+        known = named["progress"]
+        heard = [Heard(**one) for one in known.get("heard", ())]  # earlier versions had no tasks that rest
+        progress = {**known, "used": Used(**known["used"]), "heard": heard}
         return cls(**{**named, "progress": Progress(**progress)})
