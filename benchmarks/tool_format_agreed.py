@@ -191,7 +191,16 @@ def wilson(right: int, total: int) -> str:
 
 def table(found: list[Judged]) -> str:
     """Shares by format."""
-    heads = ("format", "agreed", "read rightly", "share", "95 % interval", "with calls", "faults", "contested")
+    heads: tuple[str, ...] = (
+        "format",
+        "agreed",
+        "read rightly",
+        "share",
+        "95 % interval",
+        "with calls",
+        "faults",
+        "contested",
+    )
     heads += ("alike against the test", "ours as they", "alone")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in [*sorted({one.output.format for one in found}), "all"]:
