@@ -82,6 +82,12 @@ class Judged:
         return [calls for calls in found if isinstance(calls, list) and self.output.met_by(calls)]
 
     @property
+    def disputed(self) -> bool:
+        """Whether one of the second parsers reads it otherwise than the test."""
+        found = [calls for calls in self.readings.values() if isinstance(calls, list)]
+        return not all(self.output.met_by(calls) for calls in found)
+
+    @property
     def kind(self) -> str:
         return "agreed" if self.meeting else "contested" if self.independent else "alone"
 
@@ -201,7 +207,7 @@ def table(found: list[Judged]) -> str:
         "faults",
         "contested",
     )
-    heads += ("alike against the test", "ours as they", "alone")
+    heads += ("alike against the test", "ours as they", "alone", "undisputed", "of these right")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in [*sorted({one.output.format for one in found}), "all"]:
         here = [one for one in found if name in (one.output.format, "all")]
@@ -214,6 +220,7 @@ def table(found: list[Judged]) -> str:
         ours = sum(one.reads_as(alike) for one, alike in against)
         share = f"{100 * right / len(agreed):.1f} %" if agreed else ""
         alone = sum(one.kind == "alone" for one in here)
+        undisputed = [one for one in agreed if not one.disputed]
         cells = [
             len(agreed),
             right,
@@ -225,6 +232,8 @@ def table(found: list[Judged]) -> str:
             len(against),
             ours,
             alone,
+            len(undisputed),
+            sum(one.right for one in undisputed),
         ]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

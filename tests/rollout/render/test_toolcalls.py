@@ -138,6 +138,12 @@ def test_harmony(text, message):
     assert HARMONY(text) == message
 
 
+def test_a_call_of_harmony_without_a_channel_is_a_fault_as_serving_parsers_drop_it():
+    said_so = HARMONY('commentary to=functions.get<|message|>{"name": "amber"}')
+    assert not said_so.calls
+    assert "needs a channel" in said_so.fault
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama"])
 def test_what_is_written_is_read_as_the_same(name):
     form: Any = FORMATS[name]

@@ -74,9 +74,10 @@ def read_part(part: str) -> tuple[str, str, str]:
     after = CLOSING.sub("", rest[closing.start() :]).strip() if closing else ""
     if CONTROL.search(body) or CONTROL.search(after):
         raise Fault(f"a message has control tokens in its body; {HELP}")
-    if recipient := RECIPIENT.search(CONTROL.sub(" ", header)):
-        return f"to={recipient[1]}", body, after
     channel = CHANNEL.search(header)
+    recipient = RECIPIENT.search(CONTROL.sub(" ", header))
+    if channel is not None and recipient is not None:
+        return f"to={recipient[1]}", body, after
     if channel is None or channel[1] not in ("analysis", "commentary", "final"):
         raise Fault(f"a message needs a channel: analysis, commentary or final; {HELP}")
     return channel[1], body, after
