@@ -7,6 +7,8 @@ A step is 8 tasks x 8 attempts at temperature 1 and one optimizer step on all of
 model, warm-started once, and meet the same tasks in the same order; each runs in a process of its own. Workloads:
     hops     of recipes/hops.toml: up to 8 turns of a few tokens
     pages    8 turns, observations of 200 to 400 tokens: benchmarks/pages.py
+    diverse  a policy that nobody warmed up, so that attempts of a group part at their first action: 8 turns of a random
+             model (6M), 4 turns of SmolLM2-135M as it is, with longer observations: benchmarks/diverse.py
 TRL is set up in benchmarks/trl_trainer.py, which says what its variants are. Figures are of steps after the first:
     CPU, wall    seconds per step, median and range; x is how many times the fastest variant of TRL
     prefilled    prompt tokens computed for every token sampled, padding included
@@ -55,14 +57,18 @@ from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "recipes" / "hops.toml"
-MODELS = {"1M": {"hidden": 128, "layers": 5}, "6M": {"hidden": 256, "layers": 8}}
-RATES = {"1M": 7e-4, "6M": 3e-4}
+MODELS = {"1M": {"hidden": 128, "layers": 5}, "6M": {"hidden": 256, "layers": 8}, "135M": {"path": "smollm2-135m"}}
+RATES = {"1M": 7e-4, "6M": 3e-4, "135M": 1e-5}
 LONG = {"max_turns": 8, "max_prompt_tokens": 3584, "max_action_tokens": 8, "max_trajectory_tokens": 3592}
-STEPS = {"hops-1M": 40, "hops-6M": 16, "pages-1M": 6}
+DIVERSE = {
+    "6M": {"max_turns": 8, "max_prompt_tokens": 248, "max_action_tokens": 8, "max_trajectory_tokens": 256},
+    "135M": {"max_turns": 4, "max_prompt_tokens": 448, "max_action_tokens": 32, "max_trajectory_tokens": 480},
+}
+STEPS = {"hops-1M": 40, "hops-6M": 16, "pages-1M": 6, "diverse-6M": 12, "diverse-135M": 3}
 """By workload and size: steps that are measured, beside a first that is not."""
-MICRO_BATCHES = {"hops": 16, "pages": 8}
+MICRO_BATCHES = {"hops": 16, "pages": 8, "diverse": 16}
 """Sequences of a forward pass of TRL: the fastest of those that were tried."""
-VARIANTS = {"hops": ["generate", "cached"], "pages": ["cached"]}
+VARIANTS = {"hops": ["generate", "cached"], "pages": ["cached"], "diverse": ["generate", "cached"]}
 """Of TRL, that are measured if nothing is said; on pages one of them takes ten minutes, and it is the faster."""
 COLORS = {"turnwise": "#4c78a8", "trl": "#e07b39"}
 
@@ -79,7 +85,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
     tree["checkpoints"] = {"every": 1000}
     tree["optimizer"] = {"learning_rate": RATES[size]}
     tree["model"] = {"threads": threads} | ({"path": path} if path else MODELS[size])
-    tree["sft"]["optimizer"]["learning_rate"] = {"1M": 3e-3, "6M": 1.5e-3}[size]
+    tree["sft"]["optimizer"]["learning_rate"] = {"1M": 3e-3, "6M": 1.5e-3, "135M": 1e-4}[size]
     if workload == "pages":
         tree["env"] = [{"name": "pages:Pages", "dataset": "pages"}]
         if not path:  # short pages teach to copy a name, and few long ones to find it after any number of tokens
@@ -87,9 +93,14 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
             tree["env"].append({"name": "pages:Pages", "dataset": "short", "weight": 12, "settings": short})
         tree["rollout"] = {"group_size": 8} | LONG
         tree["sft"] |= {"updates": 140, "noise": 0.12}
-    if quick:
+    if workload == "diverse":
+        longer = {"settings": {"words": [40, 80], "length": 4}} if size == "135M" else {}
+        tree["env"] = [{"name": "diverse:Diverse", "dataset": "diverse"} | longer]
+        tree["rollout"] = {"group_size": 8} | DIVERSE[size]
+        tree["groups_per_step"] = 2 if quick or size == "135M" else 8
+    if quick and "updates" in tree["sft"]:
         tree["sft"]["updates"] = 2
-    if path:
+    if path or workload == "diverse":
         del tree["sft"]
     return parse_recipe(tree, case)
 
