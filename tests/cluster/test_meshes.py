@@ -154,6 +154,29 @@ def test_updates_on_a_mesh_are_those_of_one_process(processes, kind, shape, tmp_
     spread.close()
 
 
+UNEVEN = 67
+"""Rows of embeddings: some ranks have one more than others."""
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, marks=() if shape.ranks == 2 else pytest.mark.slow, id=name_of(shape))
+        for shape in (MeshShape(fsdp=2), MeshShape(fsdp=4), MeshShape(fsdp=2, tp=2), MeshShape(cp=2, tp=2))
+    ],
+)
+def test_tied_embeddings_whose_rows_are_divided_unevenly_learn_as_in_one_process(processes, shape):
+    model, how = make_model("qwen3", vocab_size=UNEVEN), {"settings": MOVING}
+    one, spread = learner(copy.deepcopy(model), **how), processes.learner(Made(model, **how), shape)
+    batch = Batch(WORKLOADS["growing"]())
+    for _ in range(2):
+        plans = cut(batch.turns, WHOLE)
+        (mine, _), (theirs, _) = batch.update(spread, plans), batch.update(one, plans)
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert_same(spread.publish(), one.publish(), 1e-4)
+    spread.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape"),

@@ -49,6 +49,9 @@ def shard(shell: Shell, mesh: Mesh, dtype: torch.dtype, offload: bool = False) -
     Gradients are summed over ranks, not averaged: a token's weight is its share of the whole mini-batch.
     """
     model = shell.model
+    # transformers ties embeddings after it has loaded them. FSDP must know before: for two weights that become one it
+    # would keep two buffers, and where rows are padded, only one of them is what the optimizer changes.
+    model.tie_weights()
     tp_plan, ep_plan = plans_of(model, mesh)
     if tp_plan:
         apply_tensor_parallelism(model, mesh, tp_plan)
