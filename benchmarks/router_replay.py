@@ -65,7 +65,8 @@ RECIPE = (
     "env.0.tasks.count=1024",
     "env.0.tasks.links=[1, 1]",
     "groups_per_step=8",
-    "rollout.limits.call_seconds=600",
+    "rollout.limits.call_seconds=3600",
+    "rollout.limits.attempt_seconds=3600",
     "evaluation.every=0",
     "evaluation.final_tasks=8",
     "optimizer.learning_rate=3e-4",
@@ -279,12 +280,12 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lag", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="what was measured; seeds that are in it are not measured again")
     parser.add_argument("settings", nargs="*", help="of the recipe, such as optimizer.learning_rate=1e-3")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found: list[Compared] = []
-    for number in range(chosen.seeds):
+    found: list[Compared] = json.loads(chosen.json.read_text()) if chosen.json and chosen.json.exists() else []
+    for number in range(len(found), chosen.seeds):
         with tempfile.TemporaryDirectory() as folder:
             seed = chosen.first_seed + number
             found.append(compare(Path(folder), seed, chosen.steps, chosen.lag, *chosen.settings))
