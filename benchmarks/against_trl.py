@@ -38,8 +38,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
+from turnwise.assemble.attempts import limits
 from turnwise.assemble.environments import environment_makers, task_order, tasks_of
-from turnwise.assemble.model import limits, set_threads
+from turnwise.assemble.model import set_threads
 from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import open_environments, open_tracker, run_parts
 from turnwise.assemble.warm_start import starting_model

@@ -250,7 +250,7 @@ def main() -> None:
 
 async def record(recipe: Any, path: Path, count: int) -> None:
     """Have an expert in the model's place through the agent, and write down the conversations."""
-    from turnwise.assemble.model import limits
+    from turnwise.assemble.attempts import limits
     from turnwise.assemble.run import open_environments
     from turnwise.learn.tiny import build_tokenizer
     from turnwise.rollout.concurrently import all_of

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from turnwise.assemble.model import limits
 from turnwise.engines.base import Engine, Sampling
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.group import AttemptMaker
+from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
+
+
+def limits(recipe: Recipe) -> Limits:
+    r = recipe.rollout
+    return Limits(
+        r.max_turns,
+        r.max_prompt_tokens,
+        r.max_action_tokens,
+        r.max_trajectory_tokens,
+        r.limits.call_seconds,
+        r.limits.attempt_seconds,
+        r.limits.max_observation_bytes,
+    )
 
 
 def training_attempts(

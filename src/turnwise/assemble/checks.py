@@ -10,6 +10,7 @@ from turnwise.assemble.engines import context_of
 from turnwise.assemble.environments import agent_of, environment_makers, heldout_makers
 from turnwise.assemble.learner import device_of, policy_of, reach_of
 from turnwise.assemble.opponents import check_opponents
+from turnwise.assemble.rollout_workers import check_workers
 from turnwise.assemble.servers import check_access
 from turnwise.cluster.shard import DISPATCHED
 from turnwise.data.catalogue import model_folder
@@ -44,6 +45,7 @@ def check_settings(recipe: Recipe) -> None:
     environment_makers(recipe)
     heldout_makers(recipe)
     check_opponents(recipe)
+    check_workers(recipe)
     objective.check(recipe)
     check_packages(recipe)
     check_gpus(recipe)

@@ -179,9 +179,16 @@ def endpoint_of(recipe: Recipe) -> Endpoint:
     return Endpoint(recipe.endpoint.host, recipe.endpoint.port, aliases=recipe.endpoint.aliases)
 
 
-def environments_of(recipe: Recipe, endpoint: Endpoint) -> Environments:
-    """The environments of a recipe; agents that drive them find the model at the endpoint."""
-    open_limits, makers, failures = open_limits_of(recipe), environment_makers(recipe), Failures()
+def environments_of(
+    recipe: Recipe,
+    endpoint: Endpoint,
+    open_limits: Mapping[str, OpenLimit] | None = None,
+    failures: Failures | None = None,
+) -> Environments:
+    """The environments of a recipe; agents that drive them find the model at the endpoint. Rollout workers have the
+    limits and failures of the run."""
+    open_limits, failures = open_limits or open_limits_of(recipe), failures or Failures()
+    makers = environment_makers(recipe)
     heldout = heldout_makers(recipe)
     datasets = {}
     for entry in recipe.env:

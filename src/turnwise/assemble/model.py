@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from turnwise.assemble.attempts import limits
 from turnwise.assemble.learner import device_of
 from turnwise.assemble.models import ModelSource
 from turnwise.data.catalogue import model_folder
@@ -132,19 +133,6 @@ def check_turns(recipe: Recipe, vocabulary: int, turns: Sequence[Turn]) -> None:
             )
         if (token := max(int(turn.prompt.max()), int(turn.action.max(initial=0)))) >= vocabulary:
             raise ValueError(f"a turn has the token {token}, and those of the model are 0 to {vocabulary - 1}")
-
-
-def limits(recipe: Recipe) -> Limits:
-    r = recipe.rollout
-    return Limits(
-        r.max_turns,
-        r.max_prompt_tokens,
-        r.max_action_tokens,
-        r.max_trajectory_tokens,
-        r.limits.call_seconds,
-        r.limits.attempt_seconds,
-        r.limits.max_observation_bytes,
-    )
 
 
 def roomy(recipe: Recipe) -> Limits:

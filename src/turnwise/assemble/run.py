@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.assemble import objective
-from turnwise.assemble.attempts import evaluation_attempts, training_attempts
+from turnwise.assemble.attempts import training_attempts
 from turnwise.assemble.checks import check, check_tasks, few_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, training_order
@@ -21,10 +21,12 @@ from turnwise.assemble.model import gpu_names, model_source, renderer_of, set_th
 from turnwise.assemble.models import ModelSource, copy_model, reachable
 from turnwise.assemble.opponents import seated_engines
 from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
+from turnwise.assemble.rollout_workers import heldout_groups, rollout_pool, training_groups
 from turnwise.assemble.servers import check_servers
 from turnwise.assemble.warm_start import starting_source
 from turnwise.atomic import atomic_folder
 from turnwise.cluster.placement import check_room
+from turnwise.cluster.rollout_pool import RolloutPool
 from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.engines.remote.fork_server import forked_children
@@ -259,7 +261,9 @@ async def run_parts(
         if recipe.schedule.overlap_evaluations:
             evaluation_engine = evaluation_engine_of(recipe, plain, renderer, step, workers)
             await stack.enter_async_context(opened(evaluation_engine))
-        evaluator = evaluator_of(recipe, environments, evaluation_engine, renderer, evaluations, record)
+        pooled = rollout_pool(recipe, environments, renderer, engine, evaluation_engine)
+        pool = await stack.enter_async_context(pooled)
+        evaluator = evaluator_of(recipe, environments, evaluation_engine, renderer, evaluations, record, pool)
         stack.push_async_callback(evaluator.stop)
         if checkpoint is not None:
             learner.restore(checkpoint.path)
@@ -270,7 +274,7 @@ async def run_parts(
         plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         seats = await stack.enter_async_context(seated_engines(recipe, engine, plain, renderer, beginning))
-        attempts = training_attempts(recipe, environments, engine, renderer, seats)
+        attempts = training_groups(training_attempts(recipe, environments, engine, renderer, seats), pool)
         stages = stages_of(recipe, lambda draw: attempts.group(draw.task, draw.epoch), plan, run, weight_check.arrived)
         order = training_order(recipe, environments)
         loop = LoopParts(settings=settings_of(recipe), stages=stages, learner=learner, engine=engine, tasks=order)
@@ -286,11 +290,17 @@ async def run_parts(
 
 
 def evaluator_of(
-    recipe: Recipe, environments: Environments, engine: Engine, renderer: Renderer, folder: Path, record: Worker
+    recipe: Recipe,
+    environments: Environments,
+    engine: Engine,
+    renderer: Renderer,
+    folder: Path,
+    record: Worker,
+    pool: RolloutPool | None = None,
 ) -> Evaluator:
     return Evaluator(
         engine,
-        partial(evaluation_attempts, recipe, environments, engine, renderer),
+        partial(heldout_groups, recipe, environments, engine, renderer, pool),
         folder,
         success_at=recipe.rollout.success_threshold,
         decode=renderer.decode,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from turnwise.assemble.attempts import limits
 from turnwise.assemble.checks import check, with_models
-from turnwise.assemble.model import limits, roomy
+from turnwise.assemble.model import roomy
 from turnwise.assemble.run import open_environments
 from turnwise.cli.typed_message import HOW, HOW_WITH_TOOLS, read_message
 from turnwise.engines.base import Sampling

@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.engines.base import Engine
 from turnwise.evaluation.result import Result, evaluate
 from turnwise.rollout.concurrently import all_of
-from turnwise.rollout.group import AttemptMaker
+from turnwise.rollout.group import GroupMaker
 from turnwise.runs.evaluations import write_evaluation
 from turnwise.schedule.shared_failure import SharedFailureCheck
 from turnwise.schedule.workers import Worker, inline
@@ -58,7 +58,7 @@ class Evaluator:
     def __init__(
         self,
         engine: Engine,
-        attempts: Callable[[bool], AttemptMaker],
+        attempts: Callable[[bool], GroupMaker],
         folder: Path,
         *,
         success_at: float,
@@ -119,7 +119,7 @@ class Evaluator:
         )
         return Evaluation(version, kind, result, time.perf_counter() - began, path)
 
-    def watched(self, tasks: Sequence[Task], attempts: AttemptMaker, seen: Seen) -> Seen:
+    def watched(self, tasks: Sequence[Task], attempts: GroupMaker, seen: Seen) -> Seen:
         """What sees each group: the caller, and what stops an evaluation that only fails."""
         if not self.stops_when_hopeless:
             return seen

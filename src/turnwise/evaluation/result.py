@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.rollout.concurrently import all_of
-from turnwise.rollout.group import AttemptMaker
+from turnwise.rollout.group import GroupMaker
 from turnwise.runs.describe import describe
 from turnwise.runs.interval import clustered
 from turnwise.types import Group, Task, Trajectory
@@ -124,7 +124,7 @@ def pass_at(k: int, tallies: Sequence[tuple[int, int]]) -> float:
 
 
 async def evaluate(
-    practice: AttemptMaker, tasks: Sequence[Task], success_at: float, seen: Callable[[Group], None] = lambda group: None
+    practice: GroupMaker, tasks: Sequence[Task], success_at: float, seen: Callable[[Group], None] = lambda group: None
 ) -> Result:
     """Attempts at every task at once; the engine decides how many run together. Each group is `seen` when it is made,
     by whoever shows progress."""

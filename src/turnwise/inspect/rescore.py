@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.assemble import objective as choices
+from turnwise.assemble.attempts import limits
 from turnwise.assemble.engines import engine_of_nobody
-from turnwise.assemble.model import limits
 from turnwise.assemble.run import settings_of
 from turnwise.engines.base import Sampling
 from turnwise.inspect.attempts import TRAINING, AttemptKey

@@ -38,6 +38,10 @@ class ClusterConfig(Section):
     optimizer there (FSDP's CPU offload). Weights are copied to the GPU for each pass, and gradients back."""
     replicas: int = Field(1, ge=1)
     """Engines on a Ray cluster, which `placement` chooses."""
+    rollout_workers: int = Field(0, ge=0)
+    """Processes that make the attempts: each has environments, renderer and tokenizer of its own. Set it when one
+    process does not make turns as fast as the engines answer them; 0 makes attempts in the run's own process. On a Ray
+    cluster they are actors, each with a CPU."""
     placement: Literal["local", "colocated", "disaggregated", "separate_nodes"] = "local"
     """local is this machine, without Ray. On a Ray cluster with model.device = "cuda", each learner rank has a GPU and
     each replica engine.vllm.tensor_parallel_size of them: colocated, those of the ranks beside it; disaggregated, its
@@ -89,5 +93,5 @@ class ClusterConfig(Section):
         return self
 
 
-PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync", "offload")
-"""Keys of the learner's processes, wherever they are."""
+PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync", "offload", "rollout_workers")
+"""Keys of the processes of the learner and of rollouts, wherever they are."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from turnwise.envs.base import Environment
+from turnwise.rollout.batching.joined import joined_reports
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.rollout.environment_host import EnvironmentHost
 from turnwise.rollout.failures import Failures
@@ -53,6 +54,8 @@ class Environments:
         self.failures = failures
         """How their attempts fail."""
         self.validation_overlaps = validation_overlaps
+        self.reported: list[Mapping[str, float]] = []
+        """Reports of rollout workers, which have environments like these."""
         self.drawn: dict[tuple[str, int | None], dict[str, list[Task]]] = {}
 
     def training(self) -> dict[str, EnvironmentMaker]:
@@ -87,12 +90,15 @@ class Environments:
         return self.drawn[split, count]
 
     def report(self) -> dict[str, float]:
-        """How calls of environments were put together since the last report, as metrics."""
-        return {
+        """How calls of environments were put together since the last report, here and in rollout workers, as
+        metrics."""
+        own = {
             f"batch/{label}/{key}": value
             for label, each in self.datasets.items()
             for key, value in each.host.report().items()
         }
+        others, self.reported = self.reported, []
+        return joined_reports([*others, own]) if others else own
 
     def close(self) -> None:
         for each in self.datasets.values():

@@ -51,8 +51,8 @@ class RunLoop(asyncio.SelectorEventLoop):
         asyncio.Runner(loop_factory=RunLoop).run(work())
     """
 
-    def __init__(self) -> None:
-        self.stopwatch = Stopwatch()
+    def __init__(self, stopwatch: Stopwatch | None = None) -> None:
+        self.stopwatch = stopwatch or Stopwatch()
         super().__init__(self.stopwatch)
 
     def time(self) -> float:

@@ -70,8 +70,10 @@ class Watchdog:
         blocked_seconds: float,
         farewell: str,
         keeps: Collection[CodeType] = (),
+        loop_factory: Callable[[], RunLoop] = RunLoop,
     ) -> None:
         self.say = say
+        self.loop_factory = loop_factory
         self.blocked_seconds = blocked_seconds
         self.farewell = farewell
         """Printed if the process ends at once."""
@@ -99,7 +101,7 @@ class Watchdog:
         heard_before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
         watching = threading.Thread(target=self.watch, name="watchdog", daemon=True)
         try:
-            with asyncio.Runner(loop_factory=RunLoop) as runner:
+            with asyncio.Runner(loop_factory=self.loop_factory) as runner:
                 self.loop = runner.get_loop()
                 self.stop = asyncio.Event()
                 watching.start()

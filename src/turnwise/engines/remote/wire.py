@@ -25,7 +25,8 @@ class Wire:
 
     @classmethod
     async def over(cls, line: socket.socket) -> Wire:
-        return cls(*await asyncio.open_unix_connection(sock=line))
+        connect = asyncio.open_unix_connection if line.family == socket.AF_UNIX else asyncio.open_connection
+        return cls(*await connect(sock=line))
 
     def send(self, message: Any) -> None:
         if not self.writer.is_closing():
