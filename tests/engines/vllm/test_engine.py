@@ -126,7 +126,7 @@ def test_a_call_says_all_that_vllm_must_know():
         return asked, await call
 
     asked, completion = run(scene())
-    assert asked.prompt == [5, 6, 7]
+    assert asked.prompt.tolist() == [5, 6, 7]
     assert asked.session == "s"
     expected = {"max_tokens": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3, "logprobs": 0}
     expected |= {"stop": ["x"], "stop_token_ids": [2, 9], "ignore_eos": True, "detokenize": True}

@@ -68,7 +68,8 @@ class Connection:
         seconds: float | None = ANSWER_SECONDS,
         **query: str,
     ) -> Any:
-        """`seconds`: how long the answer may take; None for ever."""
+        """`body` is JSON if it is bytes, and is written as JSON else. `seconds`: how long the answer may take; None for
+        ever."""
         return await self.ask("POST", route, body, query, headers or {}, seconds)
 
     async def ask(
@@ -86,7 +87,9 @@ class Connection:
         if self.session is None:
             raise ServerFailure(f"{self.url} is not connected")
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        given = {} if body is None else {"json": body}
+        given: dict[str, Any] = {} if body is None else {"json": body}
+        if isinstance(body, bytes):
+            given, headers = {"data": body}, {"Content-Type": "application/json", **headers}
         try:
             # A redirect would carry the key to where nobody named.
             async with self.session.request(

@@ -156,8 +156,7 @@ class VllmEngine:
 
     async def ask(self, call: PendingCall, prompt: Tokens, sampling: Sampling, seed: int) -> Completion:
         """vLLM's completion; an empty one where the call was aborted before vLLM got it."""
-        tokens: list[int] = prompt.tolist()
-        params = sampling_params(sampling, self, len(tokens), seed)
+        params = sampling_params(sampling, self, len(prompt), seed)
         layers = self.route_layers if sampling.routes is not None else None
         while True:
             async with self.changing:
@@ -169,7 +168,7 @@ class VllmEngine:
                 return nothing(StopReason.abort)
             call.name = f"{self.prefix}-{next(self.numbers)}"
             call.versions = {version}
-            request = VllmCall(call.name, tokens, params, salt, call.session)
+            request = VllmCall(call.name, prompt, params, salt, call.session)
             call.request = asyncio.create_task(self.service.generate(request), name=f"vLLM {call.name}")
             try:
                 with self.busy:
@@ -182,7 +181,7 @@ class VllmEngine:
                 raise
             except Exception as error:  # any error of vLLM or the network is a failure of the engine
                 raise EngineFailure(f"{self.name} failed: {in_one_line(error)}") from error
-            asked = Asked(sampling, len(tokens), params["max_tokens"], self.vocabulary, call.versions, layers)
+            asked = Asked(sampling, len(prompt), params["max_tokens"], self.vocabulary, call.versions, layers)
             completion = completion_of(answer, asked, self.name)
             # A call that was sent before a load and sampled after it may have read prefixes of the older weights.
             if call.aborted or self.keep_cache or not answer.tokens or completion.versions[0] == version:

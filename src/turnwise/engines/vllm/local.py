@@ -113,7 +113,7 @@ class LocalVllm:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        prompt = tokens_input(call.prompt, cache_salt=call.salt)
+        prompt = tokens_input(call.prompt.tolist(), cache_salt=call.salt)
         given: dict[str, Any] = dict(call.sampling)
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])

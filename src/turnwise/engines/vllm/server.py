@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.prompt_text import PromptTexts
 from turnwise.engines.remote.connection import Connection, ServerFailure
 from turnwise.engines.vllm.guided import config_problem
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
@@ -53,6 +54,7 @@ class VllmServer:
         self.weights = ""
         """The name of the weights that were loaded last; empty before the first load."""
         self.is_loading = False
+        self.texts = PromptTexts()
 
     async def start(self, context: int) -> None:
         """Connect, and refuse a server with other logprobs or a shorter context."""
@@ -106,12 +108,8 @@ class VllmServer:
 
     async def generate(self, call: VllmCall) -> VllmAnswer:
         started = time.perf_counter()
-        body = {
-            "request_id": call.name,
-            "token_ids": call.prompt,
-            "sampling_params": dict(call.sampling),
-            "cache_salt": call.salt,
-        }
+        rest = {"request_id": call.name, "sampling_params": dict(call.sampling), "cache_salt": call.salt}
+        body = self.texts.body(call.session, rest, "token_ids", call.prompt)
         answer = await self.connection.post(
             "inference/v1/generate", body, headers={SESSION: call.session}, seconds=None
         )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from turnwise.tokens import Tokens
 from turnwise.types import TurnTiming
 from turnwise.weights.vllm_transfer import TransferControl
 
@@ -17,12 +18,12 @@ class VllmCall:
     """One request to vLLM.
 
     Example:
-        VllmCall("8f1c", [1, 17, 4], {"max_tokens": 64, "temperature": 1.0}, salt="3", session="train/hops/7/0/2/0")
+        VllmCall("8f1c", tokens, {"max_tokens": 64, "temperature": 1.0}, salt="3", session="train/hops/7/0/2/0")
     """
 
     name: str
     """To abort it by."""
-    prompt: list[int]
+    prompt: Tokens
     sampling: Mapping[str, Any]
     """As vLLM's SamplingParams call it."""
     salt: str
