@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
+from turnwise.assemble.attempts import limits
 from turnwise.assemble.checks import check_model
 from turnwise.assemble.engines import engine_of_nobody
 from turnwise.assemble.environments import task_order
@@ -19,7 +20,6 @@ from turnwise.assemble.learner import layout_of, open_sft_learner, placed
 from turnwise.assemble.model import (
     check_group,
     check_turns,
-    limits,
     model_and_tokenizer,
     model_source,
     renderer_of,

@@ -173,7 +173,8 @@ class WorkerLink:
     ) -> None:
         """One model call: the answer, how it failed, and the caller's next place."""
         PLACE.set(place)
-        error, answer = "", None
+        error: str = ""
+        answer: Any = None
         engine = self.services.engines[name]
         try:
             answer = fields_of(await engine.generate(prompt, Sampling(*sampling), session=session, seed=seed))
