@@ -90,7 +90,7 @@ async def groups_by(workers: int, where: str, groups: int, turns: int, repeats: 
     rows = []
     async with RolloutPool(ProcessHost, workers, make, engines, Environments({}, Failures())) as pool:
         attempts = pool.attempts("train", ATTEMPTS)
-        pids = [slot.link.host.child.pid for slot in pool.slots]  # type: ignore[union-attr]
+        pids = [slot.link.host.child.pid for slot in pool.slots]
         for repeat in range(repeats + 1):
             tasks = [Task(f"{repeat}-{number}", "e") for number in range(groups)]
             gc.collect()

@@ -246,7 +246,7 @@ def test_nothing_passes_the_gate_before_all_workers_wait_and_then_by_place() -> 
         gate.sent("two")
         assert len(engine.coming) == 2
         for name, place in (("c", place_of_new(2, 0)), ("a", (0, 4)), ("b", place_of_new(1, 1))):
-            gate.enter(place, lambda name=name: passed.append(name))
+            gate.enter(place, partial(passed.append, name))
         gate.waits("one")
         assert passed == []
         assert len(engine.coming) == 1

@@ -61,7 +61,7 @@ async def after_rounds(rounds: int, engine: SlotEngine, session: str, place: Any
 def steps_of(calls: Any, **settings: Any) -> tuple[list[list[str]], list[Any]]:
     async def scene() -> tuple[list[list[str]], list[Any]]:
         model = StubModel()
-        engine = SlotEngine(model, run=inline, **settings)  # type: ignore[arg-type]
+        engine = SlotEngine(model, run=inline, **settings)
         places = await asyncio.gather(*(after_rounds(rounds, engine, *rest) for rounds, *rest in calls))
         await engine.close()
         return model.steps, places
@@ -86,7 +86,7 @@ def test_code_that_spins_for_ever_holds_up_no_step() -> None:
 
         spinning = asyncio.create_task(spin())
         model = StubModel()
-        engine = SlotEngine(model, run=inline, shares_weights=True)  # type: ignore[arg-type]
+        engine = SlotEngine(model, run=inline, shares_weights=True)
         async with asyncio.timeout(60):
             await engine.generate(PROMPT, Sampling(1), session="a", seed=0)
         spinning.cancel()
@@ -115,7 +115,7 @@ def test_calls_of_a_step_are_taken_by_their_places() -> None:
 def test_a_step_waits_for_what_may_still_bring_calls() -> None:
     async def scene() -> list[list[str]]:
         model = StubModel()
-        engine = SlotEngine(model, run=inline, shares_weights=True)  # type: ignore[arg-type]
+        engine = SlotEngine(model, run=inline, shares_weights=True)
         coming = asyncio.get_running_loop().create_future()
         engine.coming.add(coming)
         first = asyncio.create_task(after_rounds(0, engine, "first"))
@@ -134,7 +134,7 @@ def test_a_step_waits_for_what_may_still_bring_calls() -> None:
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_refused_call_keeps_its_place(shares: bool) -> None:
     async def scene() -> tuple[int, ...]:
-        engine = SlotEngine(StubModel(), run=inline, shares_weights=shares)  # type: ignore[arg-type]
+        engine = SlotEngine(StubModel(), run=inline, shares_weights=shares)
         PLACE.set(place_of_new(1, 2))
         with pytest.raises(ValueError, match="at least one token"):
             await engine.generate(PROMPT[:0], Sampling(1), session="a", seed=0)
