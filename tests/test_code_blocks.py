@@ -223,7 +223,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("TURNWISE_STATE", str(folder / "state"))
         assert main(["train", "quickstart", *LEARNING]) == 0
         assert main(["train", "quickstart", *FEWER, "out=runs/other", "seed=1"]) == 0
-        assert main(["sft", "quickstart", *FEWER, "out=models/warm"]) == 0
+        assert main(["sft", "quickstart", *LEARNING, "out=models/warm"]) == 0
     for copy in ("a", "b", "c", "lower-rate"):
         shutil.copytree(folder / "runs" / "other", folder / "runs" / copy)
     return folder
@@ -238,7 +238,7 @@ def smaller(words: list[str]) -> list[str]:
     if "--from" in words:
         return [*words, *(["--min-reward", "0", "sft.updates=4"] if words[0] == "sft" else ["steps=1"])]
     if "schedule.overlap_evaluations=true" in words:  # refused where nothing is evaluated during training
-        return [*words, *FEWER, "evaluation.every=1"]
+        return [*words, *SMALL, "steps=2", "evaluation.every=1"]
     return [*words, *FEWER]
 
 
