@@ -72,7 +72,7 @@ class Probes:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LargestGap:
     """The largest mean difference of a copy's logprobs from the learner's, and whose it is."""
 
     size: float
@@ -136,7 +136,7 @@ class WeightCheck:
         probes = await self.sample(version, "plain", AT_START)
         gap = await self.difference(probes)
         far_probes = await self.sample_far(version)
-        gap_far = await self.difference(far_probes) if far_probes.turns else Gap(0.0, "nobody")
+        gap_far = await self.difference(far_probes) if far_probes.turns else LargestGap(0.0, "nobody")
         max_gap = self.limit or WRONG
         self.limit = self.limit or max(EXACT, ROOM * gap.size)
         metrics = {
@@ -166,7 +166,7 @@ class WeightCheck:
             )
         return CheckResult(metrics)
 
-    async def load_disturbed(self, version: int, probes: Probes) -> tuple[Gap, Gap, float]:
+    async def load_disturbed(self, version: int, probes: Probes) -> tuple[LargestGap, LargestGap, float]:
         """(largest difference after loads of disturbed weights, difference after a load of the present ones, by how
         much the last disturbance moves the learner's logprobs)."""
         changes, moved = await self.changes(next(iter(probes.by_copy.values())))
@@ -212,7 +212,7 @@ class WeightCheck:
             self.learner.undisturb()
         return float(np.mean(np.abs(np.concatenate(disturbed) - np.concatenate(logprobs)))), num_new
 
-    async def gap_of(self, change: Change, version: int, purpose: str) -> Gap:
+    async def gap_of(self, change: Change, version: int, purpose: str) -> LargestGap:
         """The difference between engine and learner after a load of disturbed weights."""
         self.learner.disturb(change)
         try:
@@ -253,10 +253,10 @@ class WeightCheck:
         problem = "" if gap.size <= self.limit else f"{self.differ(gap)} after the load of version {version}"
         return CheckResult({**metrics, **moved, "weight_check/gap": gap.size}, problem)
 
-    def differ(self, gap: Gap) -> str:
+    def differ(self, gap: LargestGap) -> str:
         return f"{gap}, more than weight_check.limit = {self.limit:.1e},"
 
-    async def difference(self, probes: Probes) -> Gap:
+    async def difference(self, probes: Probes) -> LargestGap:
         """Mean absolute difference between a copy's logprobs of the tokens it sampled and the learner's present ones,
         of the copy with the largest."""
         scores = iter(await self.run(self.score, probes.turns))
@@ -264,7 +264,7 @@ class WeightCheck:
         for name, turns in probes.by_copy.items():
             apart = [turn.logprobs - next(scores) for turn in turns]
             if apart:
-                gaps.append(Gap(float(np.mean(np.abs(np.concatenate(apart)))), name))
+                gaps.append(LargestGap(float(np.mean(np.abs(np.concatenate(apart)))), name))
         return max(gaps, key=size_of)
 
     def score(self, turns: Sequence[Turn]) -> list[Any]:
@@ -322,6 +322,6 @@ class WeightCheck:
         return turns
 
 
-def size_of(gap: Gap) -> float:
+def size_of(gap: LargestGap) -> float:
     """Of a gap that is no number: infinite."""
     return gap.size if gap.size == gap.size else float("inf")
