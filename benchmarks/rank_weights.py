@@ -1,10 +1,18 @@
 """Weights of a learner over processes of this machine, into a file that engines map: in parts, or gathered and pickled.
 
-    python benchmarks/rank_weights.py [--ranks 2] [--repeats 3] [--megabytes 1000] [--json FILE]
+    python benchmarks/rank_weights.py [--ranks 2] [--repeats 3] [--megabytes 1000] [--lora] [--json FILE]
 
-Prints, for both ways in the same run: seconds of CPU per GB of weights over all processes, and seconds that pass.
-Gathered: every rank gets all of each tensor by gloo, the first one pickles them into a pipe, the run reads them from
-there and copies them into the file. In parts: every rank copies its part into the file.
+Prints, for all ways in the same run: seconds of CPU per GB of weights over all processes, how many plain copies of the
+same bytes into the same memory that is, seconds that pass, GB per second, and bytes that ranks wrote per byte.
+
+* gathered: every rank gets all of each tensor by gloo, the first one pickles them into a pipe, the run reads them from
+  there and copies them into the file.
+* in parts: every rank copies its part into the file.
+* in parts, bfloat16: the same, rounded on the way, as vLLM gets them. A GB is one of float32 here too.
+* a pipe: the peer, the same bytes pickled as arrays from one process to another, and nothing else.
+* a copy: what the memory can do, the same bytes copied into a mapped file by one thread.
+
+With `--lora` the learner has adapters, and every rank merges its own part.
 """
 
 from __future__ import annotations
@@ -12,11 +20,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +37,15 @@ import transformers
 
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.processes import ProcessRanks
+from turnwise.cluster.ranked import RankedLearner
 from turnwise.cluster.spread import Spread
 from turnwise.learn.learner import Learner
+from turnwise.learn.lora import Adapters, LoraSettings
 from turnwise.learn.policy import Policy
 from turnwise.learn.stepper import OptimizerSettings
+from turnwise.plan.balance import Cost
 from turnwise.weights.object_store import tensors_of_arrays
+from turnwise.weights.parted import PartedWeights
 from turnwise.weights.publisher import Publisher
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,8 +55,9 @@ def steady(update: int) -> float:
     return 1.0
 
 
-def learner_of(folder: Path, spread: Spread) -> Learner:
-    placed = spread.load(folder, computed_in=torch.float32)
+def learner_of(folder: Path, lora: bool, spread: Spread) -> Learner:
+    put = partial(Adapters, settings=LoraSettings(rank=16, alpha=32.0), base="", seed=0) if lora else None
+    placed = spread.load(folder, computed_in=torch.float32, put_adapters=put)
     policy = Policy(
         placed.model,
         temperature=1.0,
@@ -53,7 +67,7 @@ def learner_of(folder: Path, spread: Spread) -> Learner:
         sync=placed.sync,
         context=placed.context,
     )
-    return Learner(policy, OptimizerSettings(0.0, clip_norm=1e9), steady, {}, None)
+    return Learner(policy, OptimizerSettings(0.0, clip_norm=1e9), steady, {}, None, adapters=placed.adapters)
 
 
 def save_model(folder: Path, megabytes: int) -> None:
@@ -75,20 +89,62 @@ def save_model(folder: Path, megabytes: int) -> None:
 
 
 def cpu_seconds(ranks: ProcessRanks) -> float:
-    """Of this process and of all ranks, so far."""
-    total = time.process_time()
+    """Of this process, of its children that have ended and of all ranks, so far."""
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
     for process in ranks.processes:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / TICKS
     return total
 
 
-def gathered(ranks: ProcessRanks, publisher: Publisher, version: int) -> None:
-    publisher.publish(tensors_of_arrays(ranks.call("publish")[0]), version)
+class Ways:
+    """The ways, each of which moves all weights once and returns how many bytes ranks wrote, if it knows."""
 
+    def __init__(self, learner: RankedLearner, ranks: ProcessRanks, stack: ExitStack) -> None:
+        self.learner, self.ranks = learner, ranks
+        self.publisher = stack.enter_context(closing(Publisher()))
+        self.rounding = stack.enter_context(closing(Publisher(dtype=torch.bfloat16)))
+        self.size = self.in_parts(0)
+        found = self.publisher.newest
+        assert found is not None
+        self.arrays = {name: found[name].numpy().copy() for name in found.manifest.entries}
 
-def in_parts(ranks: ProcessRanks, publisher: Publisher, version: int) -> None:
-    publisher.publish(ranks.publish(), version)
+    def gathered(self, version: int) -> int:
+        self.publisher.publish(tensors_of_arrays(self.learner.call("publish")[0]), version)
+        return 0
+
+    def in_parts(self, version: int) -> int:
+        return self.published(self.publisher, version)
+
+    def rounded(self, version: int) -> int:
+        return self.published(self.rounding, version)
+
+    def published(self, publisher: Publisher, version: int) -> int:
+        """Have ranks write their parts."""
+        written: list[int] = []
+
+        def ask(method: str, *arguments: Any) -> list[int]:
+            written.extend(self.learner.ask(method, *arguments))
+            return written
+
+        publisher.publish(PartedWeights(self.learner.outline, ask, dict), version)
+        return sum(written)
+
+    def through_a_pipe(self, version: int) -> int:
+        """From a process that has the arrays to this one."""
+        here, there = multiprocessing.get_context("fork").Pipe()
+        if not (child := os.fork()):
+            there.send(self.arrays)
+            os._exit(0)
+        there.close()
+        here.recv()
+        os.waitpid(child, 0)
+        return 0
+
+    def by_a_copy(self, version: int) -> int:
+        self.publisher.publish({name: torch.from_numpy(array) for name, array in self.arrays.items()}, version)
+        return 0
 
 
 def main() -> None:
@@ -96,34 +152,53 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--lora", action="store_true", help="with adapters of rank 16 on all layers")
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
-    rows: dict[str, list[tuple[float, float]]] = {"gathered": [], "in parts": []}
-    ways: dict[str, Any] = {"gathered": gathered, "in parts": in_parts}
-    with tempfile.TemporaryDirectory() as folder, closing(Publisher()) as publisher:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_model(Path(folder), chosen.megabytes)
         here = importlib.import_module(Path(__file__).stem)  # by a name that ranks can import
-        make = partial(here.learner_of, Path(folder))
-        with closing(ProcessRanks(MeshShape(fsdp=chosen.ranks), make)) as ranks:
-            for repeat in range(chosen.repeats + 1):
-                for name, way in ways.items():
-                    spent, began = cpu_seconds(ranks), time.perf_counter()
-                    way(ranks, publisher, repeat)
-                    if repeat:  # the first touches memory that later ones find
-                        rows[name].append((cpu_seconds(ranks) - spent, time.perf_counter() - began))
-            size = publisher.newest.path.stat().st_size if publisher.newest else 0
-    print(f"{size / 1e9:.2f} GB of float32 weights over {chosen.ranks} ranks, median and range of {chosen.repeats}")
-    print("| way | CPU seconds a GB | seconds |")
-    print("|---|---|---|")
-    for name, found in rows.items():
-        cpu = [each / (size / 1e9) for each, _ in found]
-        wall = [each for _, each in found]
-        print(
-            f"| {name} | {statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f}) "
-            f"| {statistics.median(wall):.2f} ({min(wall):.2f} to {max(wall):.2f}) |"
-        )
+        make = partial(here.learner_of, Path(folder), chosen.lora)
+        ranks = stack.enter_context(closing(ProcessRanks(MeshShape(fsdp=chosen.ranks), make)))
+        made = Ways(RankedLearner(ranks, Cost(1.0, 0.0)), ranks, stack)
+        ways = {
+            "gathered, pickled into a pipe, copied": made.gathered,
+            "in parts": made.in_parts,
+            "in parts, bfloat16": made.rounded,
+            "peer: a pipe": made.through_a_pipe,
+            "peer: a copy": made.by_a_copy,
+        }
+        rows: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ways}
+        for repeat in range(chosen.repeats + 1):
+            for name, way in ways.items():
+                spent, began = cpu_seconds(ranks), time.perf_counter()
+                written = way(repeat)
+                if repeat:  # the first touches memory that later ones find
+                    rows[name].append((cpu_seconds(ranks) - spent, time.perf_counter() - began, written))
+        size = made.size
+    print_table(rows, size, chosen.ranks, chosen.lora)
     if chosen.json:
         chosen.json.write_text(json.dumps({"bytes": size, "rows": rows}) + "\n")
+
+
+def print_table(rows: dict[str, list[tuple[float, float, int]]], size: int, ranks: int, lora: bool) -> None:
+    adapters = ", adapters merged" if lora else ""
+    repeats = len(rows["in parts"])
+    print(f"{size / 1e9:.2f} GB of float32 weights over {ranks} ranks{adapters}, median and range of {repeats}")
+    print("| way | CPU seconds a GB | in plain copies | seconds | GB/s | bytes written per byte |")
+    print("|---|---|---|---|---|---|")
+    copied = statistics.median(cpu for cpu, _, _ in rows["peer: a copy"])
+    for name, found in rows.items():
+        cpu = [each / (size / 1e9) for each, _, _ in found]
+        wall = [each for _, each, _ in found]
+        written = f"{found[0][2] / size:.2f}" if found[0][2] else "-"
+        print(
+            f"| {name} | {statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f}) "
+            f"| {statistics.median(cpu) * (size / 1e9) / copied:.1f} "
+            f"| {statistics.median(wall):.2f} ({min(wall):.2f} to {max(wall):.2f}) "
+            f"| {size / 1e9 / statistics.median(wall):.2f} | {written} |"
+        )
 
 
 if __name__ == "__main__":

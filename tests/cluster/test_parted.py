@@ -3,12 +3,16 @@
 import pytest
 import torch
 
-from cluster.pool import Made
+from cluster.pool import OPEN, Made
 from cluster.test_meshes import EVERY, name_of
-from cluster.test_ranked import MOVING
+from cluster.test_ranked import MOVING, Batch
+from properties.test_tree_layout import WORKLOADS
 from support.making import make_model
 from turnwise.cluster.mesh import MeshShape
 from turnwise.learn.lora import LoraSettings
+from turnwise.learn.stepper import OptimizerSettings
+from turnwise.plan.pack import pack
+from turnwise.weights.object_store import AssembledWeights, stored_parts
 from turnwise.weights.parted import PartedWeights
 from turnwise.weights.publisher import Publisher
 
@@ -29,10 +33,14 @@ def publisher(tmp_path):
 
 def parted(spread, written):
     """The weights of a learner in parts; `written` gets the bytes that each rank wrote."""
-    size = spread.ranks.size
     [outline, *others] = spread.ranks.call("outline")
     assert all(other == outline for other in others)
-    return PartedWeights(outline, lambda path: written.extend(spread.ranks.call("write", [path] * size)), dict)
+
+    def ask(method, *arguments):
+        written.extend(answers := spread.ask(method, *arguments))
+        return answers
+
+    return PartedWeights(outline, ask, dict)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,26 @@ def test_all_weights_are_written_and_hardly_any_twice(processes, publisher, kind
     spread.close()
 
 
+def stored(number, dtype):
+    """What a rank would put into the object store."""
+    return stored_parts(OPEN[number].share(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_replica_puts_together_what_ranks_have_stored(pool, dtype):
+    spread = pool.learner(Made(make_model("qwen3", tie_word_embeddings=True), settings=MOVING), MeshShape(tp=2))
+    gathered, outline = spread.publish(), spread.outline.served_in(dtype)
+    parts = pool.run(stored, [spread.ranks.number] * 2, [dtype] * 2)
+    found = AssembledWeights(outline, parts)
+    assert found.keys() == gathered.keys()
+    assert all(torch.equal(found[name], tensor.to(dtype or tensor.dtype)) for name, tensor in gathered.items())
+    with pytest.raises(
+        ValueError, match=r"1024 of the 2048 numbers of model.embed_tokens.weight are there; a rank put"
+    ):
+        AssembledWeights(outline, parts[:1])
+    spread.close()
+
+
 def test_tied_weights_are_written_once(pool, publisher):
     spread, written = pool.learner(Made(make_model(tie_word_embeddings=True))), []
     weights = parted(spread, written)
@@ -67,7 +95,29 @@ def test_tied_weights_are_written_once(pool, publisher):
     spread.close()
 
 
-def test_merged_adapters_need_whole_weights(pool):
-    spread = pool.learner(Made(make_model(), lora=LoraSettings(rank=4, alpha=8.0), settings=MOVING))
-    assert spread.ranks.call("outline") == [None, None]
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        pytest.param("qwen3", MeshShape(fsdp=2), id="dense-fsdp2"),
+        pytest.param("qwen3_moe", MeshShape(fsdp=2), id="mixture-fsdp2", marks=pytest.mark.slow),
+        pytest.param("qwen3", MeshShape(replicate=2, fsdp=2), id="dense-replicate2-fsdp2", marks=pytest.mark.slow),
+        pytest.param("qwen3", MeshShape(fsdp=2, cp=2), id="dense-fsdp2-cp2", marks=pytest.mark.slow),
+    ],
+)
+def test_every_rank_merges_adapters_into_its_part_bit_for_bit(processes, publisher, kind, shape):
+    """As if one process had merged whole weights."""
+    how = {"lora": LoraSettings(rank=4, alpha=8.0), "settings": OptimizerSettings(1e-2, clip_norm=1e9)}
+    model = make_model(kind, tie_word_embeddings=False)
+    spread = processes.learner(Made(model, **how), shape)
+    batch = Batch(WORKLOADS["edges"]())
+    batch.update(spread, pack(batch.turns, 256))
+    gathered = dict(spread.publish())
+    found = publisher.publish(parted(spread, []), 3)
+    assert found.keys() == gathered.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], gathered[name]) for name in gathered)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(found[name], tensor)}
+    assert {name.rpartition("layers.")[2][2:] for name in moved} >= {
+        "self_attn.q_proj.weight",
+        "self_attn.o_proj.weight",
+    }
     spread.close()

@@ -36,9 +36,9 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
         (["cluster.replicas=2"], 'replicas is ignored with placement = "local"'),
         (["cluster.gpus=1"], "cluster.gpus is called model.device now"),
         (["cluster.placement=colocated", "model.device=mps"], 'set it to "cuda" or "cpu"'),
-        ([*NCCL, "cluster.fsdp=8"], '"nccl" sends from a learner in the process of the run, and this one has 8'),
-        ([*IPC, "cluster.fsdp=8"], '"ipc" sends from a learner in the process of the run'),
-        ([*IPC, "cluster.placement=disaggregated"], '"ipc" sends from a learner in the process of the run'),
+        ([*NCCL, "cluster.placement=colocated"], '"nccl" sends from the machine of the run'),
+        ([*IPC, "cluster.placement=disaggregated"], '"ipc" sends from the machine of the run'),
+        ([*IPC, "cluster.fsdp=2", "engine.vllm.tensor_parallel_size=4"], "the learner, which has 2 of them"),
         (
             [*SERVED, "cluster.placement=colocated", "cluster.replicas=2"],
             "is ignored with engine.vllm.servers",
@@ -60,6 +60,11 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
 def test_what_would_be_ignored_is_refused(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         micro_recipe(tmp_path, *overrides)
+
+
+def test_ranks_of_this_machine_send_by_any_transfer(tmp_path):
+    for way in (NCCL, [*IPC, "engine.vllm.tensor_parallel_size=4"]):
+        assert micro_recipe(tmp_path, *way, "cluster.fsdp=8").cluster.ranks == 8
 
 
 @pytest.mark.parametrize(

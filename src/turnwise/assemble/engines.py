@@ -52,7 +52,9 @@ def context_of(recipe: Recipe) -> int:
 def cluster_engine(recipe: Recipe, source: ModelSource, version: int, site: Site) -> Engine:
     """Engines on a Ray cluster, which read their first weights from the source's folder."""
     make = partial(replica_of_folder, recipe, source.own_folder, source.tokenizer, version)
-    return open_replicas(site, make, context=context_of(recipe))
+    # A vLLM computes with weights in the recipe's dtype; the slot engine keeps them as the learner has them.
+    dtype = DTYPES[recipe.model.dtype] if recipe.engine.name == "vllm" else None
+    return open_replicas(site, make, context=context_of(recipe), dtype=dtype)
 
 
 def engine_of(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from numpy.typing import NDArray
 
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join
 from turnwise.schedule.stopping import LearnerLost
-from turnwise.weights.object_store import StoredWeights
+from turnwise.weights.object_store import ObjectStore
+from turnwise.weights.parted import PartedWeights
 
 
 class RankActor:
@@ -42,10 +41,6 @@ class RankActor:
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.rank, method)(*arguments)
 
-    def publish(self) -> tuple[None, dict[str, NDArray[Any]] | None]:
-        """(None, the weights). A caller can wait for the None without fetching the weights."""
-        return None, self.rank.publish()
-
 
 class ActorRanks:
     """`Ranks` as actors on a site. The site stays open when they end."""
@@ -73,11 +68,9 @@ class ActorRanks:
             [a.call.remote(method, *(x[rank] for x in arguments)) for rank, a in enumerate(self.actors)]
         )
 
-    def publish(self) -> StoredWeights:
-        """All weights, in the object store, where the first rank puts them."""
-        calls = [actor.publish.options(num_returns=2).remote() for actor in self.actors]
-        self.answers([done for done, _ in calls])
-        return StoredWeights(calls[0][1])
+    def read(self, weights: PartedWeights) -> Mapping[str, Any]:
+        """Every rank puts its part into the object store."""
+        return ObjectStore().publish(weights, 0)
 
     def answers(self, calls: list[Any]) -> list[Any]:
         """The answers of all ranks. They may arrive in any order."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Never
 
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join, leave
 from turnwise.engines.remote.child import Child
 from turnwise.schedule.stopping import LearnerLost
-from turnwise.weights.manifest import Outline
-from turnwise.weights.object_store import tensors_of_arrays
 from turnwise.weights.parted import PartedWeights
 from turnwise.weights.publisher import Publisher
 
@@ -41,8 +37,6 @@ class ProcessRanks:
         size = shape.ranks
         pickled_make = pickle.dumps(make)  # once for all of them
         address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads, on_host=on_host)
-        self.calling = threading.Lock()
-        """Held during a call: weights are written when an engine asks for them, from a thread of its own."""
         self.processes: list[Child] = []
         self.lines: list[Connection] = []
         try:
@@ -63,26 +57,17 @@ class ProcessRanks:
         self.lines.append(Connection(process.line.detach()))
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
-        with self.calling:
-            if not self.lines:
-                raise LearnerLost("the ranks of the learner have ended")
-            for rank, line in enumerate(self.lines):
-                try:
-                    line.send((method, [argument[rank] for argument in arguments]))
-                except OSError:
-                    self.fail(rank, "its process has ended")
-            return self.answers()
-
-    def publish(self) -> Mapping[str, Any]:
-        outline: Outline | None = self.call("outline")[0]
-        if outline is None:
-            return tensors_of_arrays(self.call("publish")[0])
-        return PartedWeights(outline, self.write, self.read)
-
-    def write(self, path: Path) -> None:
-        self.call("write", [path] * self.shape.ranks)
+        if not self.lines:
+            raise LearnerLost("the ranks of the learner have ended")
+        for rank, line in enumerate(self.lines):
+            try:
+                line.send((method, [argument[rank] for argument in arguments]))
+            except OSError:
+                self.fail(rank, "its process has ended")
+        return self.answers()
 
     def read(self, weights: PartedWeights) -> Mapping[str, Any]:
+        """Every rank copies its part into a file in memory."""
         with closing(Publisher()) as publisher:
             return publisher.publish(weights, 0).__enter__()  # mapped, it stays readable
 

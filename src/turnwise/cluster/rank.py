@@ -16,7 +16,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from turnwise.cluster.mesh import Mesh, MeshShape
-from turnwise.cluster.shard import whole_tensor
 from turnwise.cluster.spread import Spread
 from turnwise.learn.learner import Learner
 from turnwise.learn.objective import Objective
@@ -25,7 +24,10 @@ from turnwise.learn.staged import Staged
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
 from turnwise.weights.manifest import Outline
-from turnwise.weights.parted import outline_of, write_parts
+from turnwise.weights.object_store import stored_parts
+from turnwise.weights.parted import write_parts
+from turnwise.weights.share import WeightShare, whole_tensor
+from turnwise.weights.vllm_native import NativeSender, Route
 
 MakeLearner = Callable[[Spread], Learner]
 """(what loads models that are spread over ranks) -> a learner."""
@@ -90,8 +92,11 @@ class Rank:
 
     def __init__(self, address: RankAddress, shape: MeshShape, make: MakeLearner) -> None:
         assert address.ranks == shape.ranks
+        self.number = address.rank
         self.is_first = address.rank == 0
         self.learner = make(Spread(Mesh(shape, address.device)))
+        self.sender: NativeSender | None = None
+        """To a vLLM that gets weights by its own transfer."""
         self.staged: Staged | None = None
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=address.patience))
@@ -134,15 +139,38 @@ class Rank:
         weights = self.weights()
         return None if weights is None else arrays_of(self.learner.plain(weights))
 
-    def outline(self) -> Outline | None:
-        """What weights there are, where every rank can write its part of them; None where adapters are merged, for
-        which whole weights are needed."""
-        return None if self.learner.adapters is not None else outline_of(self.parameters())
+    # ------------------------------------------------------------ what transports ask for
+
+    def outline(self) -> Outline:
+        """What weights there are."""
+        return self.share().outline
 
     def write(self, path: Path) -> int:
-        """Write this rank's part of the weights into a file of this machine."""
-        with torch.no_grad():
-            return write_parts(self.parameters(), path)
+        return write_parts(self.share(), path)
+
+    def put(self, dtype: torch.dtype | None) -> Any:
+        import ray
+
+        return ray.put(stored_parts(self.share(), dtype))
+
+    def send(self, route: Route, version: int) -> None:
+        if self.sender is None or self.sender.route != route:
+            self.sender = NativeSender(route, self.number, self.share())
+        self.sender.send(self.share(), version)
+
+    def share(self) -> WeightShare:
+        """This rank's share of the weights as a model without adapters has them. Every rank computes all that adapters
+        add to a weight and adds its own part of that: what a rank has is then the same, bit for bit, as if one process
+        had merged the whole weight, and no weight but those of adapters travels between ranks."""
+        adapters, parameters = self.learner.adapters, self.parameters()
+        if adapters is None:
+            return WeightShare(parameters)
+        names = adapters.plain_names(parameters)
+
+        def added(name: str) -> torch.Tensor | None:
+            return adapters.added(names[name], lambda parameter: whole_tensor(parameters[parameter]))
+
+        return WeightShare({name: parameters[own] for name, own in names.items()}, added)
 
     def parameters(self) -> dict[str, Any]:
         weights: dict[str, Any] = self.learner.policy.model.state_dict(keep_vars=True)

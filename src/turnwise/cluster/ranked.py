@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from turnwise.learn.perturbation import Change
 from turnwise.plan.balance import Cost
 from turnwise.plan.plan import Plan
 from turnwise.pretrained import ChatTokenizer
+from turnwise.weights.manifest import Outline
+from turnwise.weights.parted import PartedWeights
 
 PATIENCE = 0.1
 """Seconds between two questions whether a checkpoint is written."""
@@ -34,8 +37,8 @@ class Ranks(Protocol):
         because the others would wait for it, and LearnerLost is raised."""
         ...
 
-    def publish(self) -> Mapping[str, Any]:
-        """All weights, from the first rank."""
+    def read(self, weights: PartedWeights) -> Mapping[str, Any]:
+        """The weights of these ranks where this process can read them."""
         ...
 
     def close(self) -> None: ...
@@ -97,9 +100,19 @@ class RankedLearner:
         self.count()
         return metrics
 
-    def publish(self) -> Mapping[str, Any]:
-        with self.lock:
-            return self.ranks.publish()
+    def publish(self) -> PartedWeights:
+        """The weights, which stay with the ranks until a transport asks for them."""
+        return PartedWeights(self.outline, self.ask, self.ranks.read)
+
+    @cached_property
+    def outline(self) -> Outline:
+        """What weights there are."""
+        outline: Outline = self.call("outline")[0]
+        return outline
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """What all ranks answer, each asked the same."""
+        return self.call(method, *(self.for_all(argument) for argument in arguments))
 
     def disturb(self, change: Change) -> int:
         counts: list[int] = self.call("disturb", self.for_all(change))

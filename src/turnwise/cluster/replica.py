@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from turnwise.cluster.placement import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.engines.remote.router import Router
 from turnwise.tokens import Tokens
-from turnwise.weights.object_store import ObjectStore, StoredWeights, tensors_of_arrays
+from turnwise.weights.manifest import Outline
+from turnwise.weights.object_store import AssembledWeights, ObjectStore, StoredPart, StoredWeights
 
 MakeEngine = Callable[[], Engine]
 
@@ -33,8 +34,9 @@ class ReplicaActor:
         completion = await self.engine.generate(prompt, sampling, session=session, seed=seed)
         return completion, self.engine.seconds
 
-    async def load(self, arrays: Mapping[str, np.ndarray], version: int) -> None:
-        await self.engine.load(tensors_of_arrays(arrays), version)
+    async def load(self, outline: Outline, version: int, *stored: Sequence[StoredPart]) -> None:
+        """Load weights from the parts that the processes of a learner have put into the object store."""
+        await self.engine.load(AssembledWeights(outline, stored), version)
 
     async def open(self) -> None:
         await self.engine.open()
@@ -93,7 +95,9 @@ class RayReplica:
         await self.answer(self.actor.abort.remote(session))
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
-        await self.answer(self.actor.load.remote(StoredWeights.of(weights).reference, version))
+        put = ObjectStore().publish
+        stored = weights if isinstance(weights, StoredWeights) else await asyncio.to_thread(put, weights, version)
+        await self.answer(self.actor.load.remote(stored.outline, version, *stored.references))
 
     async def forget(self) -> None:
         await self.answer(self.actor.forget.remote())
@@ -124,8 +128,9 @@ class RayReplica:
             raise EngineFailure(f"{self.name} has ended: {error}") from None
 
 
-def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
-    """An engine over one replica at each replica placement of a site; a replica that dies is started again there."""
+def open_replicas(site: Site, make: MakeEngine, *, context: int, dtype: torch.dtype | None = None) -> Router:
+    """An engine over one replica at each replica placement of a site; a replica that dies is started again there. With
+    a `dtype` weights travel in it."""
     import ray
 
     make_reference = ray.put(make)
@@ -133,4 +138,4 @@ def open_replicas(site: Site, make: MakeEngine, *, context: int) -> Router:
     def start(number: int) -> RayReplica:
         return RayReplica(site, number, make_reference, context=context)
 
-    return Router(start, site.config.replicas, ObjectStore())
+    return Router(start, site.config.replicas, ObjectStore(dtype))

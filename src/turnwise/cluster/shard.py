@@ -184,9 +184,3 @@ def reduce_sums(sums: Sums, group: dist.ProcessGroup | None = None) -> Sums:
     numbers = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(numbers, group=group)
     return dict(zip(names, numbers.tolist(), strict=True))
-
-
-def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor. If it is sharded, it is gathered from all ranks, and all of them must call this."""
-    gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return gathered.detach()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,6 +117,17 @@ class Adapters:
     def merged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights of the plain model that computes the same, given all of the model's own."""
         return Merged(weights, self.adapted)
+
+    def plain_names(self, weights: Iterable[str]) -> dict[str, str]:
+        """By the names of the model without adapters: those of its weights among the model's own."""
+        return {plain_name(name): name for name in weights if ".lora_" not in name}
+
+    def added(self, name: str, whole: Callable[[str], Tensor]) -> Tensor | None:
+        """What the adapter of a weight adds to it, given what has the adapter's weights whole; None where it has none.
+        Ranks call this together, and ask for adapters in the same order."""
+        if (adapted := self.adapted.get(name)) is None:
+            return None
+        return adapted.added({parameter: whole(parameter) for parameter in adapted.parameters})
 
     def stage_export(self, tokenizer: ChatTokenizer) -> Export:
         """What peft reads: the adapters and what they are, from the first rank. All ranks call this together."""

@@ -47,10 +47,15 @@ class Adapted:
         """Of the weight, in the model with adapters."""
         return f"{self.base}.{self.parameter}"
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the adapter's own weights, in the same order everywhere."""
+        return sorted(f"{self.path}.{name}" for name, _ in self.layer.named_parameters() if name.startswith("lora_"))
+
     def added(self, weights: Mapping[str, Tensor]) -> Tensor:
         """What the adapter among these weights adds."""
-        names = {name for name, _ in self.layer.named_parameters() if name.startswith("lora_")}
-        parameters = {f"layer.{name}": weights[f"{self.path}.{name}"] for name in names}
+        inside = len(self.path) + 1
+        parameters = {f"layer.{name[inside:]}": weights[name] for name in self.parameters}
         with torch.no_grad():
             added: Tensor = torch.func.functional_call(Added(self.layer), parameters, ())
         return added

@@ -170,10 +170,15 @@ class Recipe(Section):
                 f"cluster.replicas = {cluster.replicas} is ignored with engine.vllm.servers, which sample instead; "
                 "remove one of them"
             )
-        if vllm.transfer != "file" and cluster.is_spread:
+        if vllm.transfer != "file" and cluster.on_ray:
             raise ValueError(
-                f'engine.vllm.transfer = "{vllm.transfer}" sends from a learner in the process of the run, and this '
-                f'one has {cluster.ranks} of its own; set engine.vllm.transfer = "file"'
+                f'engine.vllm.transfer = "{vllm.transfer}" sends from the machine of the run, and on a Ray cluster the '
+                'learner is elsewhere; set engine.vllm.transfer = "file"'
+            )
+        if vllm.transfer == "ipc" and vllm.tensor_parallel_size > cluster.ranks:
+            raise ValueError(
+                f'engine.vllm.transfer = "ipc" shares GPUs with the learner, which has {cluster.ranks} of them, and '
+                f'engine.vllm.tensor_parallel_size = {vllm.tensor_parallel_size}; set engine.vllm.transfer = "file"'
             )
         return self
 

@@ -59,6 +59,13 @@ class Outline:
         aliases = tied_names(tensors)
         return cls({n: (t.dtype, tuple(t.shape)) for n, t in tensors.items() if n not in aliases}, aliases)
 
+    def served_in(self, dtype: torch.dtype | None) -> Outline:
+        """The same tensors with floating-point numbers in a dtype; as they are where it is None."""
+        if dtype is None:
+            return self
+        shapes = {n: (dtype if own.is_floating_point else own, shape) for n, (own, shape) in self.shapes.items()}
+        return Outline(shapes, self.aliases)
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

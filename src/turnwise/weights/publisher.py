@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from turnwise.weights.manifest import Manifest, Outline, map_tensors
 from turnwise.weights.parted import PartedWeights
 from turnwise.weights.published import Published
 from turnwise.weights.shared_memory import shared_memory_folder
+from turnwise.weights.stages import stage
 
 PREFIX = "turnwise-weights-"
 LOCK = "lock"
@@ -38,7 +39,9 @@ class Publisher:
         weights = publisher.publish(learner.publish(), version=3)
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
+    def __init__(self, parent: Path | None = None, dtype: torch.dtype | None = None) -> None:
+        """With a `dtype` floating-point numbers are written in it."""
+        self.dtype = dtype
         self.parent = parent or shared_memory_folder()
         self.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.parent)
@@ -53,24 +56,25 @@ class Publisher:
 
     def publish(self, weights: Mapping[str, Any], version: int) -> Published:
         """A copy of these weights that others can read; the version before is removed."""
+        write: Callable[[Path], object]
         if isinstance(weights, PartedWeights):
-            outline, write = weights.outline, weights.write
+            outline, write = weights.outline, partial(weights.ask, "write")
         else:
             tensors = dict(weights)  # a lazy mapping computes each tensor once
             outline, write = Outline.of(tensors), partial(copy_into, tensors)
-        manifest = Manifest.of(outline, version)
+        manifest = Manifest.of(outline.served_in(self.dtype), version)
         token = secrets.token_hex(4)
         unfinished, final = self.folder / f".{version}-{token}.partial", self.folder / f"{version}-{token}.safetensors"
         try:
-            self.make_room(unfinished, manifest)
-            write(unfinished)
+            with stage("write"):
+                self.make_room(unfinished, manifest)
+                write(unfinished)
             os.rename(unfinished, final)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        before, self.newest = self.newest, Published(final)
-        if before is not None:
-            before.path.unlink(missing_ok=True)
+        self.withdraw()
+        self.newest = Published(final)
         return self.newest
 
     def make_room(self, path: Path, manifest: Manifest) -> None:
@@ -84,6 +88,12 @@ class Publisher:
                     "make room there"
                 ) from None
             file.write(manifest.head)
+
+    def withdraw(self) -> None:
+        """Remove the newest version: all who need it have read it."""
+        before, self.newest = self.newest, None
+        if before is not None:
+            before.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove what was published; readers keep what they have open."""

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from turnwise.weights.parted import PartedWeights
 from turnwise.weights.published import Published
 from turnwise.weights.publisher import Publisher
-from turnwise.weights.tied import tied_names
-from turnwise.weights.vllm_transfer import as_served
 
 
 class ServedFiles:
@@ -27,21 +24,15 @@ class ServedFiles:
     def __init__(self, dtype: torch.dtype, folder: Path | None = None) -> None:
         """The folder must be one that the servers see; None is the memory of this machine."""
         # A machine cannot tell whether the publisher of another one is alive, and would remove its files.
-        self.publisher = Publisher(folder / f"turnwise-{socket.gethostname()}" if folder else None)
-        self.dtype = dtype
+        self.publisher = Publisher(folder / f"turnwise-{socket.gethostname()}" if folder else None, dtype)
 
     @property
     def newest(self) -> Published | None:
         return self.publisher.newest
 
     def publish(self, weights: Mapping[str, Any], version: int) -> Published:
-        """A file of these weights; that of the version before is removed. Ranks write their own parts as they have
-        them, and a server rounds what it reads."""
-        if isinstance(weights, PartedWeights):
-            return self.publisher.publish(weights, version)
-        tensors = as_served(weights, self.dtype)
-        tied = {name: tensors[first] for name, first in tied_names(weights).items()}
-        return self.publisher.publish(tensors | tied, version)
+        """A file of these weights; that of the version before is removed."""
+        return self.publisher.publish(weights, version)
 
     def close(self) -> None:
         self.publisher.close()

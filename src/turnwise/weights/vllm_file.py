@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from turnwise.weights.published import Published
-from turnwise.weights.shared_memory import shared_memory_folder
-from turnwise.weights.vllm_transfer import TransferControl, as_served
+from turnwise.weights.publisher import Publisher
+from turnwise.weights.stages import stage
+from turnwise.weights.vllm_transfer import TransferControl
 
 BACKEND = "turnwise_file"
 """The name of this transfer in vLLM's configuration."""
 
 
 class FileTransfer:
-    """Weights through one safetensors file that is removed after the load.
+    """Weights through one safetensors file that is removed after the load. Each tensor is there once, under its first
+    name: a tied head comes with the embedding. Where several processes share a learner, each writes its part.
 
     Example:
         FileTransfer(torch.float32, Path("/dev/shm"))
@@ -30,35 +29,32 @@ class FileTransfer:
     def __init__(self, dtype: torch.dtype, folder: Path | None = None) -> None:
         """`dtype` is what vLLM computes in; the folder must be one that its workers can see."""
         self.dtype = dtype
-        self.folder = folder or shared_memory_folder()
+        self.folder = folder
+        self.publisher: Publisher | None = None
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, Tensor]:
+        return await asyncio.to_thread(self.write, weights, version)
+
+    def write(self, weights: Mapping[str, Tensor], version: int) -> Published:
+        """The file of these weights: one that is there already, or a new one."""
+        if isinstance(weights, Published):
+            return weights
+        if self.publisher is None:
+            self.publisher = Publisher(self.folder, self.dtype)
+        return self.publisher.publish(weights, version)
 
     async def send(self, weights: Mapping[str, Tensor], version: int, control: TransferControl) -> None:
-        if isinstance(weights, Published):  # a file that others read too
-            await self.load(weights.path, version, control)
-            return
-        with self.temporary_file(version) as path:
-            await asyncio.to_thread(self.write, weights, path)
-            await self.load(path, version, control)
-
-    async def load(self, path: Path, version: int, control: TransferControl) -> None:
-        await control.start_update()
-        await control.update({"path": str(path)})
-        await control.finish_update(str(version))
-
-    @contextmanager
-    def temporary_file(self, version: int) -> Iterator[Path]:
-        """A new file, removed at the end of the load."""
-        handle, name = tempfile.mkstemp(prefix=f"turnwise-{version}-", suffix=".safetensors", dir=self.folder)
-        os.close(handle)
+        published = await asyncio.to_thread(self.write, weights, version)
         try:
-            yield Path(name)
+            with stage("transfer"):
+                await control.start_update()
+                await control.update({"path": str(published.path)})
+                await control.finish_update(str(version))
         finally:
-            Path(name).unlink(missing_ok=True)
-
-    def write(self, weights: Mapping[str, Tensor], path: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file(as_served(weights, self.dtype), path)
+            if self.publisher is not None and self.publisher.newest is published:
+                self.publisher.withdraw()
 
     async def close(self) -> None:
-        return None
+        if self.publisher is not None:
+            self.publisher.close()
+            self.publisher = None

@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-
-from turnwise.weights.tied import tied_names
 
 
 class TransferControl(Protocol):
@@ -27,7 +24,11 @@ class TransferControl(Protocol):
 
 
 class WeightTransfer(Protocol):
-    """A way for weights to reach the workers of one vLLM."""
+    """A way for weights to reach the workers of one vLLM: first `prepare`, then a pause, then `send`."""
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, Tensor]:
+        """The weights, brought as far as they can be while vLLM samples on."""
+        ...
 
     async def send(self, weights: Mapping[str, Tensor], version: int, control: TransferControl) -> None:
         """Have all workers load the weights, and vLLM call them by this version."""
@@ -43,19 +44,12 @@ class OneAtATime:
         self.transfer = transfer
         self.turn = turn
 
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, Tensor]:
+        return await self.transfer.prepare(weights, version)
+
     async def send(self, weights: Mapping[str, Tensor], version: int, control: TransferControl) -> None:
         async with self.turn:
             await self.transfer.send(weights, version, control)
 
     async def close(self) -> None:
         await self.transfer.close()
-
-
-def as_served(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Each tensor once, under its first name, as vLLM holds it: a tied head comes with the embedding."""
-    tied = tied_names(weights)
-    return {
-        name: tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
-        for name, tensor in weights.items()
-        if name not in tied
-    }

@@ -23,7 +23,6 @@ from turnwise.engines.vllm.service import Span, VllmAnswer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import StopReason
 from turnwise.weights.vllm_file import FileTransfer
-from turnwise.weights.vllm_transfer import as_served
 
 WEIGHTS = {"a": torch.zeros(2), "b": torch.ones(3)}
 PROMPT = np.array([5, 6, 7], np.int32)
@@ -505,24 +504,30 @@ def test_a_file_holds_each_tensor_once_and_is_gone_afterwards(tmp_path):
 
             found.update(load_file(info["path"]))
 
-    transfer = FileTransfer(torch.bfloat16, tmp_path)
-    run(transfer.send(weights, 3, service := Reading()))
+    transfer, service = FileTransfer(torch.bfloat16, tmp_path), Reading()
+
+    async def load(version):
+        prepared = await transfer.prepare(weights, version)
+        assert files() == [prepared.path]
+        await transfer.send(prepared, version, service)
+
+    def files():
+        return list(tmp_path.glob("*/*.safetensors"))
+
+    run(load(3))
     assert service.version == "3"
     assert {name: tensor.dtype for name, tensor in found.items()} == {
         "embed": torch.bfloat16,
         "norm": torch.bfloat16,
         "place": torch.int64,
     }
-    assert list(tmp_path.iterdir()) == []
+    assert files() == []
     service.broken = True
     with pytest.raises(OSError, match="gone"):
-        run(transfer.send(weights, 4, service))
+        run(load(4))
+    assert files() == []
+    run(transfer.close())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_parts_of_one_tensor_are_not_the_same():
-    whole = torch.arange(6.0)
-    assert set(as_served({"all": whole, "part": whole[:2]}, torch.float32)) == {"all", "part"}
 
 
 # ---------------------------------------------------------------- settings

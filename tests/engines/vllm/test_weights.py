@@ -74,7 +74,13 @@ def test_a_load_that_cannot_be_read_is_a_failure_and_another_mends_it(tmp_path):
         try:
             before = await engine.generate(prompt, Sampling(5), session="s", seed=0)
             whole = engine.transfer.write
-            engine.transfer.write = lambda weights, path: path.write_text("nothing")
+
+            def write(weights, version):
+                published = whole(weights, version)
+                published.path.write_text("nothing")
+                return published
+
+            engine.transfer.write = write
             with pytest.raises(EngineFailure, match="could not load version 1"):
                 await engine.load(stock(1).state_dict(), 1)
             call = asyncio.create_task(engine.generate(prompt, Sampling(5), session="s", seed=0))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
 from turnwise.tokens import Tokens
 from turnwise.weights.published import Published
+from turnwise.weights.stages import stage
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,11 @@ class Router:
     def copies(self) -> dict[str, Engine]:
         """The replicas that get calls, by name: each has a copy of the weights."""
         return {slot.replica.name: slot.replica for slot in self.slots if slot.ready.is_set()}
+
+    @property
+    def num_starts(self) -> int:
+        """Replicas so far, those that died included."""
+        return sum(slot.num_starts for slot in self.slots)
 
     # ------------------------------------------------------------ calls
 
@@ -298,7 +304,8 @@ class Router:
                 published = await asyncio.to_thread(self.publisher.publish, weights, version)
             self.version = version
             slots = [slot for slot in self.slots if slot.ready.is_set() or slot.waits_for_load]
-            failures = await self.each(slots, lambda replica: replica.load(published, version))
+            with stage("swap"):
+                failures = await self.each(slots, lambda replica: replica.load(published, version))
             if len(failures) == len(slots):
                 await self.raise_of_living(failures)
             for slot in slots:

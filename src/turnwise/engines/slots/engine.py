@@ -21,6 +21,8 @@ from turnwise.engines.slots.model import Finished, SlotModel
 from turnwise.engines.slots.request import Request
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
+from turnwise.weights.parted import PartedWeights
+from turnwise.weights.stages import stage
 
 Run = Callable[..., Any]
 
@@ -188,8 +190,11 @@ class SlotEngine:
             self.answer([(request, request.completion(StopReason.abort)) for request in requests])
 
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
+        if isinstance(weights, PartedWeights):
+            await asyncio.to_thread(weights.fetch)  # sampling goes on until all of them are here
         async with self.lock:
-            await self.run(self.model.load, {} if self.shares_weights else weights, version)
+            with stage("swap"):
+                await self.run(self.model.load, {} if self.shares_weights else weights, version)
 
     async def forget(self) -> None:
         async with self.lock:

@@ -25,6 +25,7 @@ from turnwise.engines.vllm.guided import structured_outputs, with_allowed
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
+from turnwise.weights.stages import stage
 from turnwise.weights.vllm_transfer import WeightTransfer
 
 MIN_TEMPERATURE = 0.01
@@ -249,14 +250,16 @@ class VllmEngine:
         succeeds."""
         self.version = None
         try:
-            await self.service.pause()
-            await self.transfer.send(weights, version, self.service)
-            self.version = version
-            self.num_loads += 1  # a version may be loaded again, with other weights
-            for call in self.calls:
-                call.versions.add(version)
-            if not self.paused:
-                await self.service.resume()
+            prepared = await self.transfer.prepare(weights, version)  # it samples on meanwhile
+            with stage("swap"):
+                await self.service.pause()
+                await self.transfer.send(prepared, version, self.service)
+                self.version = version
+                self.num_loads += 1  # a version may be loaded again, with other weights
+                for call in self.calls:
+                    call.versions.add(version)
+                if not self.paused:
+                    await self.service.resume()
         except Exception as error:
             self.version = None
             raise EngineFailure(f"{self.name} could not load version {version}: {in_one_line(error)}") from error
