@@ -44,6 +44,7 @@ from turnwise.schedule.take import Taken, take
 from turnwise.schedule.tasks import Draws
 from turnwise.training.weight_check import NOT_CHECKED, CheckResult
 from turnwise.types import Group, Turn, turns_of
+from turnwise.weights.stages import listening, stage
 
 log = logging.getLogger(__name__)
 
@@ -183,9 +184,13 @@ async def train(
             metrics, records = await stages.run(train_step, settings, stages, learner, taken, progress.step)
             progress.step += 1
             loading = time.perf_counter()
-            await engine.load(await stages.run(learner.publish), progress.step)
-            stream.advance(progress.step)
-            found = await stages.arrived(progress.step)
+            with listening() as load_stages:
+                with stage("gather"):
+                    weights = await stages.run(learner.publish)
+                await engine.load(weights, progress.step)
+                stream.advance(progress.step)
+                with stage("check"):
+                    found = await stages.arrived(progress.step)
             now = time.perf_counter()
             progress.draws += taken.count
             progress.used = stream.used.copy()
@@ -195,6 +200,7 @@ async def train(
             progress.lag_max = max(progress.lag_max, int(np.nan_to_num(metrics["lag/max"])))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
             used = tasks.metrics(progress.draws)
+            timings |= load_stages.metrics
             measured = {**metrics, **found.metrics, **timings, **used, **stream.fairness.metrics()}
             await after(progress, measured, records, stream.waiting())
             refuse_to_go_on(settings, learner, metrics, found)
