@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from turnwise.learn.objective import Objective
 from turnwise.learn.perturbation import Change, Disturbance
 from turnwise.messages import Message
 from turnwise.plan.pack import pack
+from turnwise.training import weight_check
+from turnwise.training.check_budget import CheckBudget
 from turnwise.types import StopReason, Turn
 
 NAMES = sorted(tiny_model(tied=True).state_dict())
@@ -100,6 +103,7 @@ def test_a_stale_tied_head_hides_from_one_small_step_in_bfloat16_and_not_from_th
 
 def test_a_tensor_that_a_later_load_leaves_behind_is_caught_in_float32():
     learner, engine, check = pair()
+    check.every = 1
 
     async def scene():
         found = [await check.begin(0)]
@@ -118,6 +122,7 @@ def test_a_tensor_that_a_later_load_leaves_behind_is_caught_in_float32():
 
 def test_the_check_reports_how_far_a_load_moved():
     learner, engine, check = pair()
+    check.every = 1
 
     async def scene():
         await check.begin(0)
@@ -150,6 +155,7 @@ def test_an_engine_that_did_not_load_at_all_says_an_old_version():
 
 def test_prefixes_of_older_weights_do_not_disturb_the_check():
     learner, engine, check = pair(keep_cache=True)
+    check.every = 1
 
     async def scene():
         found = [await check.begin(0)]
@@ -170,22 +176,86 @@ def test_the_temperature_is_that_of_the_learner():
     assert run(check_of(lazy_engine(model), learner, temperature=1.0).begin(0)).problem != ""
 
 
-def test_some_loads_are_checked_and_shared_weights_never():
-    learner, engine, check = pair()
-    check.every = 3
+def checked_versions(check, learner, versions, at=lambda version: None):
+    """The versions whose loads are checked."""
 
     async def scene():
         await check.begin(0)
         found = []
-        for version in (1, 2, 3):
-            await engine.load(learner.publish(), version)
-            found.append((await check.arrived(version)).metrics)
-        engine.shares_weights = True
-        return found, await check.arrived(6), await check.begin(6)
+        for version in versions:
+            at(version)
+            await check.engine.load(learner.publish(), version)
+            if (await check.arrived(version)).metrics:
+                found.append(version)
+        return found
 
-    found, later, start = run(scene())
-    assert [bool(metrics) for metrics in found] == [False, False, True]
-    assert later.metrics == start.metrics == {}
+    return run(scene())
+
+
+def test_some_loads_are_checked_the_first_always_and_shared_weights_never():
+    learner, engine, check = pair()
+    check.every = 3
+    assert checked_versions(check, learner, range(1, 8)) == [1, 3, 6]
+    engine.shares_weights = True
+    assert run(check.arrived(9)).metrics == run(check.begin(9)).metrics == {}
+
+
+class Clock:
+    """Seconds that a test lets pass; a check takes one."""
+
+    def __init__(self, check, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(weight_check, "CheckBudget", partial(CheckBudget, clock=lambda: self.now))
+        compare = check.compare
+
+        async def slow(version):
+            self.now += 1.0
+            return await compare(version)
+
+        check.compare = slow
+
+    def step(self, version):
+        self.now += 10.0
+
+
+def test_checks_take_two_percent_of_the_time_and_no_more(monkeypatch):
+    """A check of 1 s and steps of 10 s: one load in five."""
+    learner, _, check = pair()
+    clock = Clock(check, monkeypatch)
+    assert checked_versions(check, learner, range(1, 31), clock.step) == [1, 10, 15, 20, 25, 30]
+    assert check.budget.spent <= 0.02 * clock.now
+
+
+def test_a_load_after_an_engine_was_started_again_is_checked(monkeypatch):
+    learner, engine, check = pair()
+    clock = Clock(check, monkeypatch)
+
+    def at(version):
+        clock.step(version)
+        engine.num_starts = 1 if version < 4 else 2
+
+    assert checked_versions(check, learner, range(1, 8), at) == [1, 4]
+
+
+def test_a_late_check_that_fails_names_all_versions_since_the_last(monkeypatch):
+    learner, engine, check = pair()
+    clock = Clock(check, monkeypatch)
+
+    async def scene():
+        await check.begin(0)
+        problems = []
+        for version in range(1, 11):
+            clock.step(version)
+            step(learner, 1e-3)
+            if version == 7:
+                engine.model.stale = ("model.layers.0.mlp.up_proj.weight",)
+            await engine.load(learner.publish(), version)
+            problems.append((await check.arrived(version)).problem)
+        return problems
+
+    *before, last = run(scene())
+    assert before == [""] * 9
+    assert "after the load of version 10, the first that was checked since version 1: versions 2 to 10 may" in last
 
 
 def test_a_busy_engine_is_not_waited_for_and_gets_longer_the_next_time():

@@ -21,6 +21,7 @@ from turnwise.learn.base import AnyLearner
 from turnwise.learn.perturbation import MIRRORS, Change
 from turnwise.messages import Message
 from turnwise.plan.plan import Plan
+from turnwise.training.check_budget import CheckBudget
 from turnwise.types import Turn
 
 log = logging.getLogger(__name__)
@@ -105,11 +106,11 @@ class WeightCheck:
         exact: bool,
         longest: int = FAR,
         limit: float = 0.0,
-        every: int = 1,
+        every: int = 0,
     ) -> None:
         """`run` calls the learner, for turns of up to `longest` tokens. `exact`: both compute in float32. A `limit` of
         0 is 1e-5 in float32 and otherwise a multiple of the difference at the start. `every` so many versions a load is
-        checked."""
+        checked; 0 checks as many as the budget allows."""
         self.engine = engine
         self.learner = learner
         self.plan = plan
@@ -123,6 +124,11 @@ class WeightCheck:
         self.last_probes = Probes()
         """The probes of the last check."""
         self.probe_timeout = PROBE_TIMEOUT
+        self.budget = CheckBudget()
+        self.compared: tuple[int, int] | None = None
+        """(version, how often engines had started) of the last load after which all was well; None before the first."""
+        self.first_unknown = 0
+        """The first version that was loaded since."""
 
     async def begin(self, version: int) -> CheckResult:
         """Compare before the first step: with the present weights, after loads of disturbed weights, and after a load
@@ -133,6 +139,11 @@ class WeightCheck:
         """
         if self.engine.shares_weights:
             return NOT_CHECKED
+        found = await self.compare_at_start(version)
+        self.first_unknown, self.budget = version + 1, CheckBudget()
+        return found
+
+    async def compare_at_start(self, version: int) -> CheckResult:
         probes = await self.sample(version, "plain", AT_START)
         gap = await self.difference(probes)
         far_probes = await self.sample_far(version)
@@ -223,9 +234,25 @@ class WeightCheck:
             self.learner.undisturb()
 
     async def arrived(self, version: int) -> CheckResult:
-        """Compare after a load, and measure how far it has moved the logprobs of the last probes."""
-        if self.engine.shares_weights or version % self.every:
+        """Compare after a load, if it is due, and measure how far loads have moved the logprobs of the last probes."""
+        if self.engine.shares_weights or not self.is_due(version):
             return NOT_CHECKED
+        with self.budget.spending():
+            return await self.compare(version)
+
+    def is_due(self, version: int) -> bool:
+        """Whether a load is checked: always the first, and the first after an engine was started again."""
+        if self.compared is None or self.compared[1] != self.num_starts:
+            return True
+        return not version % self.every if self.every else self.budget.is_due
+
+    @property
+    def num_starts(self) -> int:
+        """How often engines have started, where the engine is one that starts others."""
+        return int(getattr(self.engine, "num_starts", 1))
+
+    async def compare(self, version: int) -> CheckResult:
+        num_starts = self.num_starts
         probes = await self.sample(version, "load", AT_LOAD, self.probe_timeout)
         num_tokens = sum(len(turn.action) for turn in probes.turns)
         metrics = {"weight_check/tokens": float(num_tokens)}
@@ -238,7 +265,7 @@ class WeightCheck:
         self.probe_timeout = PROBE_TIMEOUT
         for name, turns in probes.by_copy.items():
             if others := {int(v) for turn in turns for v in turn.versions} - {version}:
-                return CheckResult(metrics, f"after the load of version {version} {name} samples with {sorted(others)}")
+                return CheckResult(metrics, f"after {self.loads(version)} {name} samples with {sorted(others)}")
         moved = {}
         if self.last_probes.turns:
             moved = {"weight_check/moved": (await self.difference(self.last_probes)).size}
@@ -250,8 +277,21 @@ class WeightCheck:
             probes = await self.sample(version, "again", AT_LOAD)
             gap = await self.difference(probes)
         self.last_probes = probes
-        problem = "" if gap.size <= self.limit else f"{self.differ(gap)} after the load of version {version}"
-        return CheckResult({**metrics, **moved, "weight_check/gap": gap.size}, problem)
+        metrics |= {**moved, "weight_check/gap": gap.size}
+        if not gap.size <= self.limit:
+            return CheckResult(metrics, f"{self.differ(gap)} after {self.loads(version)}")
+        self.compared, self.first_unknown = (version, num_starts), version + 1
+        return CheckResult(metrics)
+
+    def loads(self, version: int) -> str:
+        """The loads of which one or more may have failed."""
+        first = self.first_unknown
+        if first >= version:
+            return f"the load of version {version}"
+        return (
+            f"the load of version {version}, the first that was checked since version {first - 1}: versions {first} to "
+            f"{version} may have sampled with other weights"
+        )
 
     def differ(self, gap: LargestGap) -> str:
         return f"{gap}, more than weight_check.limit = {self.limit:.1e},"
