@@ -340,7 +340,12 @@ def test_mirrors_that_a_model_does_not_notice_are_used_and_no_others(kind, mirro
 
     (changes, _), found = run(scene())
     assert found.problem == ""
-    assert [bool(change.mirror) for change in changes] == [*[True] * mirrors, False]
+    assert [bool(change.mirror) for change in changes[: mirrors + 1]] == [*[True] * mirrors, False]
+    assert changes[-1] == replace(changes[-1], mirror="", kind="")
+    # Of what no mirror has, each kind that is noticed is changed by itself: more where there are fewer mirrors.
+    kinds = [change.kind for change in changes[mirrors:-1]]
+    assert all(kinds)
+    assert (len(kinds) > 2) == (mirrors == 0)
 
 
 @pytest.mark.parametrize("change", [Change(), Change(stride=50), Change("stream"), Change("layers", ("stream",))])

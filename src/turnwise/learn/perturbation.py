@@ -60,6 +60,7 @@ class Change:
     Example:
         Change("stream")                         all signs of the tensors of a mirror
         Change(spared=("stream",), stride=28)    every 28th sign of all tensors that the mirror has not
+        Change(kind="model.layers.*.mlp.gate.weight")    every 7th sign of the tensors of a kind, in all layers
     """
 
     mirror: str = ""
@@ -68,6 +69,8 @@ class Change:
     """Mirrors that have been seen to work: flips leave their tensors, and a mirror that has no others is not used."""
     stride: int = STRIDE
     """Flips change every so many numbers."""
+    kind: str = ""
+    """Flips change only tensors of this kind; empty for all."""
 
 
 class Disturbance:
@@ -108,7 +111,7 @@ class Disturbance:
     def takes(self, name: str, shown: bool) -> bool:
         """Whether a tensor changes, of which a spared mirror has shown that it arrives, or has not."""
         if not self.change.mirror:
-            return not shown
+            return not shown and (not self.change.kind or kind_of(name) == self.change.kind)
         layer, kind = last_of(name)
         return kind != "lora_B" and MIRRORS[self.change.mirror].has(layer, kind)
 
@@ -138,6 +141,11 @@ class Disturbance:
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             if local.is_floating_point() and local.numel():
                 yield place, name, local.detach().view(-1)
+
+
+def kind_of(name: str) -> str:
+    """The name of a tensor without the numbers of its layer and of its expert."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", plain_name(name))
 
 
 def last_of(name: str) -> tuple[str, str]:

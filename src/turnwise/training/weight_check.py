@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from turnwise.engines.base import Engine, EngineFailure, Sampling, copies_of
 from turnwise.learn.base import AnyLearner
-from turnwise.learn.perturbation import MIRRORS, Change
+from turnwise.learn.perturbation import MIRRORS, Change, kind_of
 from turnwise.messages import Message
 from turnwise.plan.plan import Plan
 from turnwise.training.check_budget import CheckBudget
@@ -192,18 +192,37 @@ class WeightCheck:
     async def changes(self, probes: Sequence[Turn]) -> tuple[list[Change], float]:
         """(changes that cover every tensor between them, by how much the last of them moves logprobs).
 
-        In lower precision, mirrors that do not move the logprobs come first. The last change then covers the few
-        tensors that are left, and is made weaker until it moves logprobs by no more than it has to.
+        In lower precision, mirrors that do not move the logprobs come first. What is left, the experts of a mixture for
+        instance, is changed by kind, as far as that shows: all kinds together would have to change so little each that
+        one of them could stay behind unseen. The last change covers all that is left. Each of these is made weaker
+        until it moves logprobs by no more than it has to.
         """
         logprobs = await self.run(self.score, probes)
+        if self.exact:
+            return [Change()], (await self.moved(Change(), probes, logprobs))[0]
         mirrors: tuple[str, ...] = ()
-        for name in () if self.exact else MIRRORS:
+        for name in MIRRORS:
             moved, num_new = await self.moved(Change(name, mirrors), probes, logprobs)
             if num_new and moved <= self.limit / ROOM:
                 mirrors += (name,)
-        change = Change(spared=mirrors)
+        each = [Change(spared=mirrors, kind=kind) for kind in dict.fromkeys(map(kind_of, self.learner.publish()))]
+        left = [change for change in each if self.num_new(change)]
+        found = [await self.weakened(change, probes, logprobs) for change in (left if len(left) > 1 else ())]
+        by_kind = [change for change, moved in found if moved >= NOTICEABLE * self.limit]
+        last, moved = await self.weakened(Change(spared=mirrors), probes, logprobs)
+        return [*(Change(name) for name in mirrors), *by_kind, last], moved
+
+    def num_new(self, change: Change) -> int:
+        """How many tensors a change is the first to change."""
+        try:
+            return self.learner.disturb(change)
+        finally:
+            self.learner.undisturb()
+
+    async def weakened(self, change: Change, probes: Sequence[Turn], logprobs: Sequence[Any]) -> tuple[Change, float]:
+        """(the change, with as few flips as are noticed, by how much it moves logprobs)."""
         moved, _ = await self.moved(change, probes, logprobs)
-        for _ in range(0 if self.exact else TRIES):
+        for _ in range(TRIES):
             weaker = replace(change, stride=2 * change.stride)
             if moved <= STRONG * self.limit:
                 break
@@ -211,7 +230,7 @@ class WeightCheck:
             if moved_weaker < NOTICEABLE * self.limit:
                 break
             change, moved = weaker, moved_weaker
-        return [*(Change(name) for name in mirrors), change], moved
+        return change, moved
 
     async def moved(self, change: Change, turns: Sequence[Turn], logprobs: Sequence[Any]) -> tuple[float, int]:
         """(by how much a change moves the learner's logprobs of some turns, how many tensors it is the first to

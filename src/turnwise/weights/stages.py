@@ -42,7 +42,7 @@ class LoadStages:
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {f"seconds/load/{name}": self.seconds[name] for name in NAMES if name in self.seconds}
+        return {f"seconds/load/{name}": self.seconds.get(name, 0.0) for name in NAMES}
 
 
 LISTENER: ContextVar[LoadStages | None] = ContextVar("load stages", default=None)
