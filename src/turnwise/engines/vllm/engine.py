@@ -239,21 +239,28 @@ class VllmEngine:
     async def load(self, weights: Mapping[str, Any], version: int) -> None:
         if missing := self.tensors - weights.keys():
             raise EngineFailure(f"a weight load lacks {len(missing)} tensors, for instance {min(missing)}")
+        prepared = await self.prepare(weights, version)  # calls are made and answered meanwhile
         async with self.changing:
             self.first_weights = None
             await self.connect()
             self.started = True  # what the service starts with is replaced before anybody asks
-            await self.send(weights, version)
+            await self.send(prepared, version)
+
+    async def prepare(self, weights: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """The weights, brought as far as they can be while vLLM has the ones before."""
+        try:
+            return await self.transfer.prepare(weights, version)
+        except Exception as error:
+            raise EngineFailure(f"{self.name} could not be given version {version}: {in_one_line(error)}") from error
 
     async def send(self, weights: Mapping[str, Any], version: int) -> None:
         """Load between two tokens. After a failed load vLLM has unknown weights, and no call is made until one
         succeeds."""
         self.version = None
         try:
-            prepared = await self.transfer.prepare(weights, version)  # it samples on meanwhile
             with stage("swap"):
                 await self.service.pause()
-                await self.transfer.send(prepared, version, self.service)
+                await self.transfer.send(weights, version, self.service)
                 self.version = version
                 self.num_loads += 1  # a version may be loaded again, with other weights
                 for call in self.calls:
