@@ -5,13 +5,15 @@ import datetime
 import ipaddress
 import socket
 import ssl
+from typing import Any
 
 import pytest
 
-from engines.vllm.playing import CONTEXT, played
-from support.acting import renderer, run, tiny_model
+from engines.vllm.playing import played, run
+from support.acting import CONTEXT, renderer, tiny_model
 from support.running import SilentScreen
 from turnwise.assemble import run as running
+from turnwise.assemble.checks import check_gpus
 from turnwise.assemble.engines import vllm_engine
 from turnwise.assemble.servers import check_access, check_servers
 from turnwise.recipe.parse import parse_recipe
@@ -19,10 +21,11 @@ from turnwise.recipe.parse import parse_recipe
 KEY = "a-key-of-many-characters"
 
 
-def recipe(*urls, out="", **vllm):
+def recipe(*urls, out="", model=None, **vllm):
     limits = {"max_trajectory_tokens": CONTEXT, "max_prompt_tokens": CONTEXT // 2, "max_action_tokens": 8}
     tree = {"env": {"name": "hops"}, "engine": {"name": "vllm", "vllm": {"servers": list(urls), **vllm}}}
-    return parse_recipe({**tree, "rollout": limits, **({"out": out} if out else {})}, "test")
+    more = {name: value for name, value in (("out", out), ("model", model)) if value}
+    return parse_recipe({**tree, "rollout": limits, **more}, "test")
 
 
 def refused(server, *others, **vllm):
@@ -74,8 +77,6 @@ def test_a_server_without_a_route_is_refused(missing, text):
         ({"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
         ({"max_model_len": CONTEXT - 1}, f"start it with --max-model-len {CONTEXT}"),
         ({"max_model_len": "many"}, "server_info is not what vLLM 0.32 answers"),
-        ({"hf_text_config": "Qwen3Config {"}, "server_info is not what vLLM 0.32 answers"),
-        ({"hf_text_config": [1]}, "server_info is not what vLLM 0.32 answers"),
     ],
 )
 def test_a_server_with_other_settings_is_refused(config, text):
@@ -89,15 +90,43 @@ def test_an_answer_of_somebody_else_is_refused(answer):
     assert "server_info is not what vLLM 0.32 answers" in refused(server)
 
 
+def test_servers_with_different_models_are_refused():
+    other, third = played(), played()
+    other.model = {**other.model, "vocab_size": 62}
+    third.model = {**third.model, "model_type": "llama"}
+    assert "serve different models (vocab_size = 61 and 62)" in refused(played(), other)
+    assert "serve different models (model_type = qwen3 and llama)" in refused(played(), played(), third)
+
+
+def test_a_server_with_another_vocabulary_than_the_recipes_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 77}')
+    model = {"path": str(tmp_path)}
+    assert "has a model of 61 tokens, and the recipe's has 77" in refused(played(), model=model)
+
+
 @pytest.mark.parametrize(
-    ("config", "text"),
+    ("answer", "text"),
     [
-        ('Qwen3Config {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 62}', "vocab_size = 61 and 62"),
-        ('LlamaConfig {"architectures": ["LlamaForCausalLM"], "vocab_size": 61}', "serve different models"),
+        ({"results": []}, "collective_rpc is not what vLLM 0.32 answers"),
+        ({"results": ["no method"]}, "collective_rpc is not what vLLM 0.32 answers"),
+        ("text", "collective_rpc is not what vLLM 0.32 answers"),
     ],
 )
-def test_servers_with_different_models_are_refused(config, text):
-    assert text in refused(played(), played(config={"hf_text_config": config}))
+def test_workers_that_say_something_else_are_refused(answer, text):
+    server = played()
+    server.instead["/collective_rpc"] = answer
+    assert text in refused(server)
+
+
+def test_a_server_without_the_extension_is_refused():
+    from aiohttp import web
+
+    async def fail(request):
+        return web.json_response({"error": {"message": "'Worker' object has no attribute"}}, status=500)
+
+    server = played()
+    server.instead["/collective_rpc"] = fail
+    assert "--worker-extension-cls turnwise.engines.vllm.worker.Extension" in refused(server)
 
 
 def test_a_server_that_nobody_started_is_refused_and_leaves_no_folder(tmp_path):
@@ -248,7 +277,7 @@ def test_addresses_that_lead_nowhere_are_refused(vllm, text):
 
 def test_a_recipe_makes_an_engine_per_server_that_has_the_first_weights():
     async def scene():
-        router = vllm_engine(recipe("http://a:1/", "http://b:2"), tiny_model(), renderer(), 3)
+        router: Any = vllm_engine(recipe("http://a:1/", "http://b:2"), tiny_model(), renderer(), 3)
         try:
             return [(slot.replica.name, slot.replica.version, set(slot.replica.first_weights)) for slot in router.slots]
         finally:
@@ -256,3 +285,39 @@ def test_a_recipe_makes_an_engine_per_server_that_has_the_first_weights():
 
     names = set(tiny_model().state_dict())
     assert run(scene()) == [("http://a:1", 3, names), ("http://b:2", 3, names)]
+
+
+# ---------------------------------------------------------------- sleep
+
+
+def test_a_server_that_cannot_sleep_is_refused_where_it_shall():
+    assert "start it with --enable-sleep-mode" in refused(played(), sleep=True)
+
+    async def scene():
+        async with played(config={"enable_sleep_mode": True}) as server:
+            await check_servers(recipe(server.url, sleep=True))
+            return server.asked
+
+    assert run(scene())
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        ({"max_lag": 1}, "with max_lag = 1 sampling goes on"),
+        ({"cluster": {"placement": "disaggregated"}}, "vLLM has GPUs of its own"),
+        ({"cluster": {"placement": "separate_nodes"}}, "vLLM has GPUs of its own"),
+        ({"engine": {"name": "slots"}}, 'vllm.sleep is ignored with name = "slots"'),
+        ({"engine": {"memory": {"keep_cache": True}}}, "memory.keep_cache is ignored with vllm.sleep"),
+        ({"schedule": {"overlap_evaluations": True}, "evaluation": {"every": 1}}, "evaluates while the learner works"),
+    ],
+)
+def test_sleep_is_refused_where_nobody_could_use_the_memory(tree, text):
+    engine = {"name": "vllm", "vllm": {"sleep": True}, **tree.get("engine", {})}
+    with pytest.raises(ValueError, match=text):
+        parse_recipe({"env": {"name": "hops"}, **tree, "engine": engine}, "test")
+
+
+def test_sleep_needs_a_gpu():
+    with pytest.raises(ValueError, match=r"engine.vllm.sleep = True needs a GPU; remove it"):
+        check_gpus(recipe("http://a", sleep=True))

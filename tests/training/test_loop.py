@@ -101,3 +101,47 @@ def test_metrics_of_tokens_are_means_under_any_weighting(weighting):
     metrics = step_on([group], f"weighting.name={weighting}", anchor=anchored).metrics
     assert metrics["ratio"] == pytest.approx(0.5, rel=1e-5)
     assert 0.5 * math.log(64) < metrics["entropy"] <= math.log(64) * 1.001
+
+
+class Sleeper:
+    """An engine that notes what happens, and when."""
+
+    sleeps = True
+
+    def __init__(self, engine, noted):
+        self.engine, self.noted = engine, noted
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    async def sleep(self):
+        self.noted.append("sleep")
+
+    async def load(self, weights, version):
+        self.noted.append(f"load {version}")
+        await self.engine.load(weights, version)
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_an_engine_that_sleeps_does_so_while_the_learner_works(sleeps, monkeypatch):
+    parts = parts_of(2, "steps=2", "guards.max_logprob_gap=1e9")
+    noted = []
+    for name in ("score", "update", "release"):
+        original = getattr(parts.learner, name)
+        note = lambda *given, name=name, original=original: (noted.append(name), original(*given))[1]
+        monkeypatch.setattr(parts.learner, name, note)
+
+    async def make(draw):
+        return make_group([0.0, 1.0], name=draw.task.id)
+
+    async def after(progress, metrics, records, waiting):
+        noted.append("after")
+
+    engine = Sleeper(parts.engine, noted)
+    engine.sleeps = sleeps
+    asleep = replace(parts, engine=engine, stages=replace(parts.stages, make_group=make))
+    asyncio.run(train(asleep, Progress(), after, asyncio.Event()))
+    once = [name for name, before in zip(noted, ["", *noted], strict=False) if name != before]
+    work = [name for name in once[: once.index("load 1")] if name not in ("sleep", "release")]
+    around = (["sleep", *work, "release"], ["sleep", *work, "release"]) if sleeps else (work, work)
+    assert once == [*around[0], "load 1", "after", *around[1], "load 2", "after"]

@@ -129,7 +129,7 @@ def check_gpus(recipe: Recipe) -> None:
     """Refuse settings of GPUs where there is none."""
     vllm = recipe.engine.vllm
     if device_of(recipe) != "cuda" and (
-        gpus := {"transfer", "gpu_memory_utilization", "tensor_parallel_size"} & set(vllm.changed)
+        gpus := {"transfer", "gpu_memory_utilization", "tensor_parallel_size", "sleep"} & set(vllm.changed)
     ):
         raise ValueError(f"engine.vllm.{min(gpus)} = {getattr(vllm, min(gpus))!r} needs a GPU; remove it")
 

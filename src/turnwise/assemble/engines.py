@@ -54,7 +54,8 @@ def cluster_engine(recipe: Recipe, source: ModelSource, version: int, site: Site
     make = partial(replica_of_folder, recipe, source.own_folder, source.tokenizer, version)
     # A vLLM computes with weights in the recipe's dtype; the slot engine keeps them as the learner has them.
     dtype = DTYPES[recipe.model.dtype] if recipe.engine.name == "vllm" else None
-    return open_replicas(site, make, context=context_of(recipe), dtype=dtype)
+    sleeps = recipe.engine.vllm.sleep
+    return open_replicas(site, make, context=context_of(recipe), dtype=dtype, sleeps=sleeps)
 
 
 def engine_of(
@@ -175,6 +176,7 @@ def vllm_engine(
         tensor_parallel=vllm.tensor_parallel_size,
         transfer=vllm.transfer,
         routes=recipe.model.router_replay,
+        sleep=vllm.sleep,
     )
     save = partial(copy_model, ModelSource(model, renderer.tokenizer, Path(model.config.name_or_path)))
     folder = Path(vllm.folder) if vllm.folder else None
@@ -192,6 +194,7 @@ def vllm_settings(recipe: Recipe, model: CausalLM, renderer: Renderer) -> dict[s
         "tensors": model.state_dict(),
         "keep_cache": recipe.engine.memory.keep_cache,
         "guidance": vllm_guidance(model, renderer),
+        "sleeps": recipe.engine.vllm.sleep,
         "route_layers": Routers(model).layers if recipe.model.router_replay else None,
     }
 
@@ -211,7 +214,7 @@ def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: i
         store = LiveWeights(first, version)
 
     def start(number: int) -> VllmEngine:
-        service = VllmServer(connections_of(vllm)[number], routes=recipe.model.router_replay)
+        service = vllm_server(recipe, connections_of(vllm)[number], vocabulary_of(model))
         newest = store.newest
         return VllmEngine(
             service,
@@ -223,6 +226,18 @@ def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: i
         )
 
     return Router(start, len(vllm.servers), store, starts=None)
+
+
+def vllm_server(recipe: Recipe, connection: Connection, vocabulary: int) -> VllmServer:
+    """A server as a recipe needs it, with a model of so many tokens, 0 for any."""
+    vllm = recipe.engine.vllm
+    return VllmServer(
+        connection,
+        routes=recipe.model.router_replay,
+        sleeps=vllm.sleep,
+        has_extension=vllm.transfer == "file",
+        vocabulary=vocabulary,
+    )
 
 
 def connections_of(servers: ServersConfig) -> list[Connection]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import ssl
 from pathlib import Path
 
-from turnwise.assemble.engines import connections_of, context_of
+from turnwise.assemble.engines import connections_of, context_of, vllm_server
+from turnwise.data.catalogue import model_folder
 from turnwise.engines.remote.connection import ServerFailure
-from turnwise.engines.vllm.server import VllmServer
 from turnwise.recipe.schema import Recipe
 
 
@@ -33,7 +34,8 @@ def check_access(recipe: Recipe) -> None:
 
 async def check_servers(recipe: Recipe) -> None:
     """Ask all servers, and refuse those that a run cannot use, or that have different models."""
-    services = [VllmServer(each, routes=recipe.model.router_replay) for each in connections_of(recipe.engine.vllm)]
+    tokens = tokens_of(recipe)
+    services = [vllm_server(recipe, connection, tokens) for connection in connections_of(recipe.engine.vllm)]
     try:
         starts = (service.start(context_of(recipe)) for service in services)
         for error in await asyncio.gather(*starts, return_exceptions=True):
@@ -52,3 +54,12 @@ async def check_servers(recipe: Recipe) -> None:
                     f"{first.url} and {service.url} serve different models ({key} = {ours} and {theirs}); start both "
                     "with the model of the recipe"
                 )
+
+
+def tokens_of(recipe: Recipe) -> int:
+    """How many tokens the model of a recipe has, by its config; 0 where there is no model yet."""
+    try:
+        config = json.loads((model_folder(recipe.model.path) / "config.json").read_text())
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0  # what is wrong with it is said where it is read

@@ -182,6 +182,9 @@ class Rank:
     def undisturb(self) -> None:
         self.learner.undisturb()
 
+    def release(self) -> None:
+        self.learner.release()
+
     def gradients(self) -> dict[str, NDArray[Any]] | None:
         """The gathered gradient of the last update; None on all ranks but the first."""
         parameters = self.learner.policy.model.named_parameters()

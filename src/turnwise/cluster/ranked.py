@@ -121,6 +121,9 @@ class RankedLearner:
     def undisturb(self) -> None:
         self.call("undisturb")
 
+    def release(self) -> None:
+        self.call("release")
+
     def gradients(self) -> Mapping[str, Any]:
         """The gradient of the last update."""
         gradients: Mapping[str, Any] = self.call("gradients")[0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from turnwise.cluster.placement import Site
-from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, can_sleep, checked_prompt
 from turnwise.engines.remote.router import Router
 from turnwise.tokens import Tokens
 from turnwise.weights.manifest import Outline
@@ -41,6 +41,10 @@ class ReplicaActor:
     async def open(self) -> None:
         await self.engine.open()
 
+    async def sleep(self) -> None:
+        if can_sleep(self.engine):
+            await self.engine.sleep()
+
     async def abort(self, session: str) -> None:
         await self.engine.abort(session)
 
@@ -60,8 +64,8 @@ class RayReplica:
 
     shares_weights = False
 
-    def __init__(self, site: Site, number: int, make_reference: Any, *, context: int) -> None:
-        """`make_reference` refers to a `MakeEngine` in the object store."""
+    def __init__(self, site: Site, number: int, make_reference: Any, *, context: int, sleeps: bool = False) -> None:
+        """`make_reference` refers to a `MakeEngine` in the object store; `sleeps`: whether that engine does."""
         import ray
 
         # Calls wait in the engine, which schedules them.
@@ -69,6 +73,7 @@ class RayReplica:
         self.actor = ray.remote(ReplicaActor).options(**options).remote(make_reference, site.shared_gpus(number))
         self.name = f"engine replica {number}"
         self.context = context
+        self.sleeps = sleeps
         self.seconds = 0.0
         """Seconds inside the model, from the actor's last completion or health check."""
         self.closed = False
@@ -99,6 +104,9 @@ class RayReplica:
         stored = weights if isinstance(weights, StoredWeights) else await asyncio.to_thread(put, weights, version)
         await self.answer(self.actor.load.remote(stored.outline, version, *stored.references))
 
+    async def sleep(self) -> None:
+        await self.answer(self.actor.sleep.remote())
+
     async def forget(self) -> None:
         await self.answer(self.actor.forget.remote())
 
@@ -128,7 +136,9 @@ class RayReplica:
             raise EngineFailure(f"{self.name} has ended: {error}") from None
 
 
-def open_replicas(site: Site, make: MakeEngine, *, context: int, dtype: torch.dtype | None = None) -> Router:
+def open_replicas(
+    site: Site, make: MakeEngine, *, context: int, dtype: torch.dtype | None = None, sleeps: bool = False
+) -> Router:
     """An engine over one replica at each replica placement of a site; a replica that dies is started again there. With
     a `dtype` weights travel in it."""
     import ray
@@ -136,6 +146,6 @@ def open_replicas(site: Site, make: MakeEngine, *, context: int, dtype: torch.dt
     make_reference = ray.put(make)
 
     def start(number: int) -> RayReplica:
-        return RayReplica(site, number, make_reference, context=context)
+        return RayReplica(site, number, make_reference, context=context, sleeps=sleeps)
 
     return Router(start, site.config.replicas, ObjectStore(dtype))

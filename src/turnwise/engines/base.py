@@ -304,6 +304,22 @@ def can_stream(engine: Engine) -> TypeGuard[StreamingEngine]:
     return bool(getattr(engine, "streams", False))
 
 
+class SleepingEngine(Engine, Protocol):
+    """An engine that gives its memory to the learner while that works. The next load wakes it."""
+
+    sleeps: bool
+
+    async def sleep(self) -> None:
+        """Give weights, keys and values away, which the next load brings back; nothing may be under way. A call that
+        comes meanwhile waits for that load."""
+        ...
+
+
+def can_sleep(engine: Engine) -> TypeGuard[SleepingEngine]:
+    """Whether an engine shall sleep while the learner works."""
+    return bool(getattr(engine, "sleeps", False))
+
+
 def copies_of(engine: Engine) -> dict[str, Engine]:
     """The engines that have a copy of the weights each, by name; an engine that has one copy is called "the engine"."""
     copies: Callable[[], dict[str, Engine]] | None = getattr(engine, "copies", None)

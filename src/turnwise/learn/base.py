@@ -57,6 +57,10 @@ class AnyLearner(Protocol):
         """Restore all weights, bit for bit."""
         ...
 
+    def release(self) -> None:
+        """Give memory back to the GPU that is kept for the next pass and not in use."""
+        ...
+
     def stage(self, tokenizer: ChatTokenizer) -> AnyStaged:
         """Copy all that a checkpoint keeps to host memory. The learner may go on once this returns."""
         ...

@@ -173,6 +173,11 @@ class Learner:
         self.disturbance.undo()
         self.disturbance = None
 
+    def release(self) -> None:
+        """Give memory back to the GPU that is kept for the next pass and not in use."""
+        if self.policy.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def save(self, folder: Path, tokenizer: ChatTokenizer) -> None:
         """Write weights and tokenizer in the format of transformers, and all that `restore` needs besides."""
         self.stage(tokenizer).write(folder)

@@ -29,6 +29,11 @@ class VllmConfig(ServersConfig):
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs that share one copy of the model."""
 
+    sleep: bool = False
+    """Whether vLLM gives the memory of its weights, keys and values to the learner on the same GPUs while that works
+    (sleep level 2), and takes it again with the weights of every step. Only where sampling and learning take turns:
+    max_lag = 0."""
+
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
         of_the_server = {"gpu_memory_utilization", "enforce_eager", "tensor_parallel_size"}
@@ -83,6 +88,8 @@ class EngineConfig(Section):
             raise ValueError('processes is ignored with name = "vllm", which has processes of its own')
         if self.name != "vllm" and self.vllm.changed:
             raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
+        if self.vllm.sleep and self.memory.keep_cache:
+            raise ValueError("memory.keep_cache is ignored with vllm.sleep, which keeps no keys and values")
         if self.memory.kv_cache and "gpu_memory_utilization" in self.vllm.changed:
             raise ValueError(f"vllm.gpu_memory_utilization is ignored with memory.kv_cache = {self.memory.kv_cache}")
         if self.vllm.servers and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):

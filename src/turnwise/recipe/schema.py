@@ -183,6 +183,28 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def engines_sleep_in_turn(self) -> Self:
+        """Refuse sleep where sampling goes on while the learner works, or where the learner has other GPUs."""
+        if not self.engine.vllm.sleep:
+            return self
+        if self.max_lag:
+            raise ValueError(
+                f"engine.vllm.sleep: with max_lag = {self.max_lag} sampling goes on while the learner works; set "
+                "max_lag = 0, or engine.vllm.sleep = false"
+            )
+        if self.schedule.overlap_evaluations:
+            raise ValueError(
+                "engine.vllm.sleep: with schedule.overlap_evaluations vLLM evaluates while the learner works; set "
+                "one of them to false"
+            )
+        if self.cluster.placement in ("disaggregated", "separate_nodes"):
+            raise ValueError(
+                f'engine.vllm.sleep: with cluster.placement = "{self.cluster.placement}" vLLM has GPUs of its own, and '
+                "nobody else could use their memory; set engine.vllm.sleep = false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def replicas_share_whole_gpus(self) -> Self:
         each, cluster = self.engine.vllm.tensor_parallel_size, self.cluster
         if cluster.placement == "colocated" and self.model.device == "cuda" and cluster.replicas * each > cluster.ranks:

@@ -48,7 +48,7 @@ class PlayedServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.vanish()
+        await self.close()
 
     async def listen(self) -> None:
         """Answer on a free port; after it has vanished, on the port that it had."""
@@ -68,6 +68,9 @@ class PlayedServer:
         runner, self.runner = self.runner, None
         if runner is not None:
             await runner.cleanup()
+
+    async def close(self) -> None:
+        await self.vanish()
 
     async def answer(self, request: Any) -> Any:
         from aiohttp import web
@@ -112,7 +115,7 @@ def in_thread(server: PlayedServer) -> Iterator[Callable[[Coroutine[Any, Any, An
         there(server.listen())
         yield there
     finally:
-        there(server.vanish())
+        there(server.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -50,9 +50,10 @@ class PlayedVllm(PlayedServer):
             "model": "/models/m",
             "max_model_len": engine.context,
             "logprobs_mode": "processed_logprobs",
-            "hf_text_config": f'Qwen3Config {{"architectures": ["Qwen3ForCausalLM"], "vocab_size": {vocabulary}}}',
             **(config or {}),
         }
+        self.model = {"model_type": "qwen3", "vocab_size": vocabulary}
+        """What its workers say of their model, where they have our extension."""
         self.names = {0: "default"}
         """By the engine's version: what the weights are called."""
         self.version = 0
@@ -65,8 +66,16 @@ class PlayedVllm(PlayedServer):
         self.salt = ""
         self.kept: dict[str, Any] = {}
         """The weights of the last load."""
+        self.slept: list[int] = []
+        """The levels of all sleeps."""
+        self.asleep: set[str] = set()
+        """What has no memory now."""
         self.lost: tuple[str, ...] = ()
         """Names of weights that loads leave as they were."""
+
+    async def close(self) -> None:
+        await super().close()
+        await self.engine.close()
 
     def guarded(self, path: str) -> bool:
         return self.guards_all or path.startswith(GUARDED)
@@ -77,8 +86,12 @@ class PlayedVllm(PlayedServer):
             "GET /server_info": self.server_info,
             "GET /weight_info": self.weight_info,
             "GET /get_world_size": self.world_size,
+            "POST /collective_rpc": self.call_workers,
             "POST /inference/v1/generate": self.generate,
             "POST /inference/v1/abort_requests": self.abort,
+            "POST /sleep": self.sleep,
+            "POST /wake_up": self.wake,
+            "GET /is_sleeping": self.is_sleeping,
             "POST /pause": self.pause,
             "POST /resume": self.resume,
             "POST /init_weight_transfer_engine": self.done,
@@ -101,6 +114,10 @@ class PlayedVllm(PlayedServer):
 
     async def weight_info(self, request: Any) -> Any:
         return {"weight_version": self.names[self.version]}
+
+    async def call_workers(self, request: Any) -> Any:
+        assert (await request.json())["method"] == "turnwise_model", "workers have no such method"
+        return {"results": [self.model]}
 
     async def world_size(self, request: Any) -> Any:
         return {"world_size": 1}
@@ -169,6 +186,27 @@ class PlayedVllm(PlayedServer):
         await self.engine.resume()
         return {"status": "resumed"}
 
+    # ------------------------------------------------------------ sleep
+
+    async def sleep(self, request: Any) -> Any:
+        self.slept.append(int(request.query["level"]))
+        await self.engine.pause()
+        await self.engine.forget()
+        self.asleep = {"weights", "kv_cache"}
+        if self.slept[-1] == 2:
+            await self.engine.load({name: tensor * 0 for name, tensor in self.kept.items()}, self.version)
+        return {}
+
+    async def wake(self, request: Any) -> Any:
+        """As vLLM does: it goes on by itself once all of it is awake."""
+        self.asleep -= set(request.query.getall("tags", ["weights", "kv_cache"]))
+        if not self.asleep:
+            await self.engine.resume()
+        return {}
+
+    async def is_sleeping(self, request: Any) -> Any:
+        return {"is_sleeping": bool(self.asleep)}
+
     # ------------------------------------------------------------ weights
 
     async def start_update(self, request: Any) -> Any:
@@ -180,6 +218,7 @@ class PlayedVllm(PlayedServer):
         from safetensors.torch import load_file
 
         assert self.update is not None, "no weight update was started"
+        assert "weights" not in self.asleep, "the weights have no memory"
         self.update |= load_file((await request.json())["update_info"]["path"])
         return {"message": "Weights updated"}
 
@@ -205,6 +244,6 @@ class PlayedVllm(PlayedServer):
         """Have what a server has that was started again: the weights of its folder, and no memory of others."""
         self.version += 1
         self.names[self.version] = "default"
-        self.update = None
+        self.update, self.asleep = None, set()
         await self.engine.load(weights, self.version)
         await self.engine.resume()

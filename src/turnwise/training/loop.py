@@ -29,7 +29,7 @@ from turnwise.credit.correction import Correct
 from turnwise.credit.returns import Credit
 from turnwise.credit.scope import Anchor, PerTurn
 from turnwise.credit.weighting import TokenWeights
-from turnwise.engines.base import Engine
+from turnwise.engines.base import Engine, can_sleep
 from turnwise.learn.base import AnyLearner
 from turnwise.learn.objective import Objective
 from turnwise.plan.plan import Plan
@@ -181,10 +181,14 @@ async def train(
                 return
             waited = time.perf_counter() - began
             warn_of_failures([*taken.kept, *taken.dropped])
+            if can_sleep(engine):  # at lag 0: nothing is sampled until the load below
+                await engine.sleep()
             metrics, records = await stages.run(train_step, settings, stages, learner, taken, progress.step)
             progress.step += 1
             loading = time.perf_counter()
             with listening() as load_stages:
+                if can_sleep(engine):
+                    await stages.run(learner.release)
                 with stage("gather"):
                     weights = await stages.run(learner.publish)
                 await engine.load(weights, progress.step)

@@ -16,6 +16,8 @@ from turnwise.weights.vllm_transfer import TransferControl
 
 BACKEND = "turnwise_file"
 """The name of this transfer in vLLM's configuration."""
+MODEL_METHOD = "turnwise_model"
+"""What workers with our extension are asked for their model by."""
 
 
 class FileTransfer:

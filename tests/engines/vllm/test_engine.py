@@ -16,9 +16,10 @@ from turnwise.assemble import checks
 from turnwise.assemble.engines import vllm_engine
 from turnwise.engines.base import EngineFailure, Sampling
 from turnwise.engines.grammar import Grammar, GrammarKind
-from turnwise.engines.vllm.engine import VllmEngine, signed
+from turnwise.engines.vllm.engine import VllmEngine
 from turnwise.engines.vllm.guided import config_problem, structured_outputs
 from turnwise.engines.vllm.local import LocalSettings, child_variables, engine_arguments, environment, vllm_variables
+from turnwise.engines.vllm.params import signed
 from turnwise.engines.vllm.service import Span, VllmAnswer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.types import StopReason

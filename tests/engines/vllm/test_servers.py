@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from engines.vllm.playing import END, engine_on, played, router_on, serving, weights_of
-from support.acting import full_logprobs, run, tiny_model, until
+from engines.vllm.playing import END, engine_on, played, router_on, run, serving, until, weights_of
+from support.acting import full_logprobs, tiny_model
 from training.checking import check_of, learner_of
 from turnwise.engines.base import EngineFailure, Sampling
 
@@ -343,3 +343,108 @@ def test_an_end_token_is_named_as_one(tmp_path):
             return server.calls[0]["sampling_params"]["stop_token_ids"]
 
     assert run(scene()) == [END]
+
+
+# ---------------------------------------------------------------- sleep
+
+
+def test_servers_sleep_until_the_next_load_which_brings_weights_before_keys(tmp_path):
+    async def scene():
+        async with serving(tmp_path, sleeps=True) as (servers, router):
+            before = await ask_all(router, 4)
+            for server in servers:
+                server.asked.clear()
+            await router.sleep()
+            late = ask(router)
+            await asyncio.sleep(0.1)
+            waited = not late.done()
+            await router.load(weights_of(1), 1)
+            asked = [[route for route in server.asked if route not in ("health", "weight_info")] for server in servers]
+            return before, waited, [await late, *await ask_all(router, 4)], asked, [server.slept for server in servers]
+
+    before, waited, after, asked, slept = run(scene())
+    assert can_sleep_order(asked[0])
+    assert waited
+    assert slept == [[2], [2]]
+    for completion in before:
+        check(completion, 0)
+    for completion in after:
+        check(completion, 1)
+        assert set(completion.versions.tolist()) == {1}
+
+
+def can_sleep_order(asked):
+    load = ["start_weight_update", "update_weights", "finish_weight_update"]
+    return asked[:7] == ["sleep", "wake_up", *load, "wake_up", "resume"]
+
+
+def test_a_server_that_comes_back_while_the_others_sleep_stays_out_until_the_load(tmp_path):
+    """The learner has its memory meanwhile."""
+
+    async def scene():
+        async with serving(tmp_path, sleeps=True) as (servers, router):
+            await router.sleep()
+            await servers[0].vanish()
+            await until(lambda: not router.slots[0].ready.is_set())
+            servers[0].asked.clear()
+            await servers[0].start_again(weights_of(9))
+            await servers[0].listen()
+            await until(lambda: router.slots[0].waits_for_load)
+            loaded = "update_weights" in servers[0].asked
+            await router.load(weights_of(1), 1)
+            return loaded, [slot.ready.is_set() for slot in router.slots], await ask_all(router, 6)
+
+    loaded, ready, completions = run(scene())
+    assert not loaded
+    assert ready == [True, True]
+    for completion in completions:
+        check(completion, 1)
+
+
+def test_nothing_sleeps_while_a_call_is_under_way(tmp_path):
+    async def scene():
+        async with serving(tmp_path, 1, sleeps=True) as ([server], router):
+            await server.engine.pause()
+            call = ask(router)
+            await until(lambda: server.sessions)
+            with pytest.raises(EngineFailure, match="has 1 calls under way, and cannot sleep"):
+                await router.sleep()
+            await server.engine.resume()
+            await call
+            return server.slept
+
+    assert run(scene()) == []
+
+
+def test_a_call_that_waits_for_a_sleeper_can_be_aborted(tmp_path):
+    async def scene():
+        async with serving(tmp_path, 1, sleeps=True) as (_, router):
+            await router.sleep()
+            call = ask(router)
+            await until(lambda: router.slots[0].replica.calls)
+            await router.abort("s")
+            return await call
+
+    assert len(run(scene()).tokens) == 0
+
+
+def test_a_load_that_fails_half_way_leaves_a_sleeper_that_the_next_load_wakes(tmp_path):
+    async def scene():
+        async with played() as server:
+            engine = engine_on(server, tmp_path, sleeps=True)
+            await engine.load(weights_of(0), 0)
+            await engine.sleep()
+            server.instead["/update_weights"] = None
+            server.missing.add("/finish_weight_update")
+            with pytest.raises(EngineFailure, match="has no /finish_weight_update"):
+                await engine.load(weights_of(1), 1)
+            server.missing.clear()
+            server.instead.clear()
+            await engine.load(weights_of(2), 2)
+            completion = await ask(engine)
+            await engine.close()
+            return completion, server.asleep
+
+    completion, asleep = run(scene())
+    check(completion, 2)
+    assert asleep == set()

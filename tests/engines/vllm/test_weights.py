@@ -96,3 +96,34 @@ def test_a_load_that_cannot_be_read_is_a_failure_and_another_mends_it(tmp_path):
     assert (before.versions == 0).all()
     assert (after.versions == 2).all()
     assert np.abs(full_logprobs(stock(1), prompt, after.tokens) - after.logprobs).max() < 1e-5
+
+
+def test_a_vllm_that_has_slept_samples_with_the_weights_of_the_next_load():
+    """On a CPU vLLM gives no memory back, and goes through the same states."""
+    model, tokenizer = stock(0), tokenizer_of_letters()
+
+    async def scene():
+        engine = local(model, tokenizer, slots=4, context=CONTEXT, end_tokens=[END], sleeps=True)
+        ask = lambda: engine.generate(np.arange(1, 20, dtype=np.int32), Sampling(20), session="s", seed=1)
+        try:
+            first = await ask()
+            found = []
+            for version in (1, 2):
+                await engine.sleep()
+                assert await engine.service.llm.is_sleeping()
+                late = asyncio.create_task(ask())
+                await asyncio.sleep(0.2)
+                assert not late.done()
+                await engine.load(stock(version).state_dict(), version)
+                assert not await engine.service.llm.is_sleeping()
+                found += [(version, await late), (version, await ask())]
+            return first, found
+        finally:
+            await engine.close()
+
+    first, found = asyncio.run(scene())
+    prompt = np.arange(1, 20, dtype=np.int32)
+    for version, completion in [(0, first), *found]:
+        assert set(completion.versions.tolist()) == {version}
+        expected = full_logprobs(stock(version), prompt, completion.tokens)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
-from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, checked_prompt
+from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, can_sleep, checked_prompt
 from turnwise.tokens import Tokens
 from turnwise.weights.published import Published
 from turnwise.weights.stages import stage
@@ -116,7 +116,7 @@ class Router:
         self.context = min(slot.replica.context for slot in self.slots)
         self.session_slots: dict[str, ReplicaSlot] = {}
         self.changing = asyncio.Lock()  # held while weights and pauses change, and while a replica comes back
-        self.paused = self.closed = False
+        self.paused = self.closed = self.asleep = False
         self.version: int | None = None
         """Of the last load; None before the first."""
         self.restarts: set[asyncio.Task[None]] = set()
@@ -127,6 +127,10 @@ class Router:
         """Seconds inside the model, summed over replicas, those that died included: with several it may exceed the time
         that passed."""
         return sum(slot.seconds for slot in self.slots)
+
+    @property
+    def sleeps(self) -> bool:
+        return any(can_sleep(slot.replica) for slot in self.slots)
 
     def copies(self) -> dict[str, Engine]:
         """The replicas that get calls, by name: each has a copy of the weights."""
@@ -276,10 +280,10 @@ class Router:
     async def rejoin(self, slot: ReplicaSlot) -> None:
         """Give a replica that has started the present weights, and calls, while changes are locked out."""
         newest, replica = self.publisher.newest, slot.replica
-        if newest is not None:
+        if newest is not None and not self.asleep:
             version = newest.version if self.version is None else self.version
             await self.while_alive(slot, lambda replica: replica.load(newest, version))
-        elif self.version is not None:  # it has weights that nobody knows
+        elif self.asleep or self.version is not None:  # the learner has its memory, or nobody knows its weights
             slot.waits_for_load = True
             log.warning("%s answers again, and gets calls after the next load", replica.name)
             return
@@ -302,7 +306,7 @@ class Router:
             published = weights
             if not isinstance(weights, Published):
                 published = await asyncio.to_thread(self.publisher.publish, weights, version)
-            self.version = version
+            self.version, self.asleep = version, False
             slots = [slot for slot in self.slots if slot.ready.is_set() or slot.waits_for_load]
             with stage("swap"):
                 failures = await self.each(slots, lambda replica: replica.load(published, version))
@@ -327,6 +331,12 @@ class Router:
         async with self.changing:
             self.paused = False
             await self.all(lambda replica: replica.resume())
+
+    async def sleep(self) -> None:
+        """Have every replica give its memory away until the next load."""
+        async with self.changing:
+            self.asleep = True
+            await self.all(put_to_sleep)
 
     async def each(
         self, slots: Sequence[ReplicaSlot], act: Callable[[ReplicaEngine], Awaitable[None]]
@@ -375,3 +385,8 @@ class Router:
         for slot in self.slots:
             slot.given_up = "it was closed"
         self.publisher.close()
+
+
+async def put_to_sleep(replica: ReplicaEngine) -> None:
+    if can_sleep(replica):
+        await replica.sleep()

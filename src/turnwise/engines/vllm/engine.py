@@ -21,7 +21,8 @@ from turnwise.engines.base import NO_ROUTES, BusyTime, Completion, EngineFailure
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guidance
 from turnwise.engines.vllm.answers import Asked, completion_of
-from turnwise.engines.vllm.guided import structured_outputs, with_allowed
+from turnwise.engines.vllm.guided import with_allowed
+from turnwise.engines.vllm.params import sampling_params
 from turnwise.engines.vllm.service import VllmAnswer, VllmCall, VllmService
 from turnwise.tokens import Tokens
 from turnwise.types import StopReason
@@ -30,6 +31,8 @@ from turnwise.weights.vllm_transfer import WeightTransfer
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this, except 0."""
+NOTHING_KEPT = 2
+"""The level of vLLM's sleep at which neither weights nor keys and values are kept."""
 ABORT_SECONDS = 0.05
 """How long an abort waits for its call to end before it is repeated: vLLM ignores one that comes before the call."""
 
@@ -76,12 +79,16 @@ class VllmEngine:
         name: str = "vLLM",
         guidance: Guidance | None = None,
         route_layers: Sequence[int] | None = None,
+        sleeps: bool = False,
     ) -> None:
         """`tensors` are the names that every load must have; `version` is that of the weights that the service starts
         with, or of `first_weights`, which it is then given; None where nobody knows them, and the first load comes
         before the first call. `name` is said in messages; `keep_cache` reuses prefixes that older weights computed;
         `guidance` reads grammars as vLLM does, and without it calls may have none; `route_layers` are the layers that
-        have a router, without which calls may not ask for routes."""
+        have a router, without which calls may not ask for routes; `sleeps`: whether it shall sleep while the learner
+        works."""
+        self.sleeps = sleeps
+        self.asleep = False
         self.name = name
         self.service = service
         self.transfer = transfer
@@ -157,16 +164,18 @@ class VllmEngine:
 
     async def ask(self, call: PendingCall, prompt: Tokens, sampling: Sampling, seed: int) -> Completion:
         """vLLM's completion; an empty one where the call was aborted before vLLM got it."""
-        params = sampling_params(sampling, self, len(prompt), seed)
+        params = sampling_params(sampling, self.end_tokens, self.context - len(prompt), seed)
         layers = self.route_layers if sampling.routes is not None else None
         while True:
+            while self.asleep and not (call.aborted or self.closed):
+                await asyncio.sleep(ABORT_SECONDS)
             async with self.changing:
                 await self.start()
                 version, salt = self.version, self.salt
-            if version is None:
-                raise EngineFailure(f"{self.name} has got no weights yet")
             if call.aborted:
                 return nothing(StopReason.abort)
+            if version is None:
+                raise EngineFailure(f"{self.name} has got no weights yet")
             call.name = f"{self.prefix}-{next(self.numbers)}"
             call.versions = {version}
             request = VllmCall(call.name, prompt, params, salt, call.session)
@@ -259,8 +268,13 @@ class VllmEngine:
         self.version = None
         try:
             with stage("swap"):
-                await self.service.pause()
+                await (self.service.wake("weights") if self.asleep else self.service.pause())
                 await self.transfer.send(weights, version, self.service)
+                if self.asleep:  # keys and values get their memory last: a load needs some of its own
+                    await self.service.wake("kv_cache")
+                    self.asleep = False
+                    if self.paused:
+                        await self.service.pause()
                 self.version = version
                 self.num_loads += 1  # a version may be loaded again, with other weights
                 for call in self.calls:
@@ -325,6 +339,18 @@ class VllmEngine:
             self.paused = False
             await self.told(self.service.resume())
 
+    async def sleep(self) -> None:
+        """Give the memory of weights, keys and values to others until the next load. That brings all weights, so none
+        are kept (level 2): level 1 would copy them to the host's memory for nothing."""
+        async with self.changing:
+            await self.start()
+            if self.calls:
+                raise EngineFailure(f"{self.name} has {len(self.calls)} calls under way, and cannot sleep")
+            if not self.asleep:
+                self.version = None
+                self.asleep = True  # a call that fails half-way leaves a vLLM that must be woken
+                await self.told(self.service.sleep(NOTHING_KEPT))
+
     async def told(self, answer: Awaitable[None]) -> None:
         try:
             await answer
@@ -345,37 +371,6 @@ class VllmEngine:
                 with contextlib.suppress(Exception):
                     await self.transfer.close()
                 await self.service.close()
-
-
-def sampling_params(sampling: Sampling, engine: VllmEngine, prompt_tokens: int, seed: int) -> dict[str, Any]:
-    """vLLM's SamplingParams. Only our end tokens end an action, and text is decoded only to look for stop strings."""
-    guided = {} if sampling.grammar is None else {"structured_outputs": structured_outputs(sampling.grammar)}
-    routed = {} if sampling.routes is None else {"routed_experts_prompt_start": sampling.routes}
-    return (
-        guided
-        | routed
-        | {
-            "max_tokens": min(sampling.max_tokens, engine.context - prompt_tokens),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": signed(seed),
-            "logprobs": 0,
-            "stop": list(sampling.stop),
-            "stop_token_ids": engine.end_tokens,
-            "ignore_eos": True,
-            "detokenize": bool(sampling.stop),
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-        }
-    )
-
-
-def signed(seed: int) -> int:
-    """64 bits as vLLM takes them: signed, and -1 would mean none."""
-    number = seed - (1 << 64) if seed >> 63 else seed
-    return number if number != -1 else -2
 
 
 def in_one_line(error: BaseException) -> str:

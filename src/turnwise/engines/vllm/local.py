@@ -51,6 +51,8 @@ class LocalSettings:
     transfer: str = "file"
     routes: bool = False
     """Whether calls ask for routes."""
+    sleep: bool = False
+    """Whether it gives its memory away now and then; on a CPU vLLM goes through the motions."""
 
 
 class LocalVllm:
@@ -142,6 +144,12 @@ class LocalVllm:
     async def resume(self) -> None:
         await self.alive(self.llm.resume_generation())
 
+    async def sleep(self, level: int) -> None:
+        await self.alive(self.llm.sleep(level))
+
+    async def wake(self, part: str) -> None:
+        await self.alive(self.llm.wake_up([part]))
+
     async def name_version(self, version: str) -> None:
         await self.alive(self.llm.update_weight_version(version))
 
@@ -190,6 +198,8 @@ def engine_arguments(settings: LocalSettings, context: int) -> dict[str, Any]:
     arguments |= {"kv_cache_memory_bytes": cache * MIB} if cache else {"gpu_memory_utilization": settings.memory}
     if settings.routes:
         arguments["enable_return_routed_experts"] = True
+    if settings.sleep and settings.device != "cpu":
+        arguments["enable_sleep_mode"] = True
     if settings.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = "uni"
     if settings.device == "cpu":

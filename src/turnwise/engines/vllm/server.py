@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import time
 import uuid
 from contextlib import suppress
@@ -18,6 +17,7 @@ from turnwise.engines.remote.connection import Connection, ServerFailure
 from turnwise.engines.vllm.guided import config_problem
 from turnwise.engines.vllm.service import Span, VllmAnswer, VllmCall
 from turnwise.types import TurnTiming
+from turnwise.weights.vllm_file import MODEL_METHOD
 
 SESSION = "X-Session-ID"
 """Header by which routers in front of several vLLMs keep the turns of an attempt on one of them."""
@@ -27,8 +27,7 @@ LOAD_SECONDS = 1800.0
 LOGPROBS = "processed_logprobs"
 ROUTES_OPTION = "--enable-return-routed-experts"
 ADVICE = "start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
-MODEL_KEYS = ("kind", "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""What two servers of one model have in common; where a config lies is not among it."""
+EXTENSION_ADVICE = "start it with --worker-extension-cls turnwise.engines.vllm.worker.Extension"
 
 
 class VllmServer:
@@ -41,15 +40,28 @@ class VllmServer:
         VllmServer(Connection("http://localhost:8000"))
     """
 
-    def __init__(self, connection: Connection, *, routes: bool = False) -> None:
-        """`routes`: whether calls ask for routes."""
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        routes: bool = False,
+        sleeps: bool = False,
+        has_extension: bool = True,
+        vocabulary: int = 0,
+    ) -> None:
+        """`routes`: whether calls ask for routes; `sleeps`: whether the server shall sleep now and then;
+        `has_extension`: whether its workers have our extension, which reads files and tells what model it is;
+        `vocabulary`: how many tokens that must have, 0 for any."""
         self.connection = connection
         connection.advice = ADVICE
         self.url = connection.url
         self.routes = routes
+        self.sleeps = sleeps
+        self.has_extension = has_extension
+        self.vocabulary = vocabulary
         self.guidance_problem = ""
         self.model: dict[str, Any] = {}
-        """What the server says of its model, by the names of Hugging Face's configs; known once it has started."""
+        """What its workers say of its model, by the names of Hugging Face's configs; known once it has started."""
         self.mark = uuid.uuid4().hex[:12]
         self.weights = ""
         """The name of the weights that were loaded last; empty before the first load."""
@@ -72,8 +84,8 @@ class VllmServer:
             model = config["model_config"]
             mode, longest = str(model["logprobs_mode"]), int(model["max_model_len"])
             gives_routes = bool((config.get("aux_output_config") or {}).get("enable_return_routed_experts"))
+            can_sleep = bool(model.get("enable_sleep_mode"))
             self.guidance_problem = config_problem(config.get("structured_outputs_config"))
-            self.model = model_of(model)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ServerFailure(f"{self.url}/server_info is not what vLLM 0.32 answers") from None
         if mode != LOGPROBS:
@@ -87,9 +99,35 @@ class VllmServer:
             raise ServerFailure(
                 f"{self.url} gives no routes; start it with {ROUTES_OPTION}, or without model.router_replay"
             )
+        if self.sleeps and not can_sleep:
+            raise ServerFailure(
+                f"{self.url} cannot sleep; start it with --enable-sleep-mode, or without engine.vllm.sleep"
+            )
+        if self.has_extension:
+            await self.check_model()
         await self.weights_name()  # fails where the routes for reinforcement learning are off
         # fails where the routes for tokens are off
         await self.connection.post("inference/v1/abort_requests", {"request_ids": []})
+
+    async def check_model(self) -> None:
+        """Ask which model it is, and refuse one with another vocabulary."""
+        try:
+            answer = await self.connection.post("collective_rpc", {"method": MODEL_METHOD})
+        except ServerFailure as error:
+            if "answered 500" not in str(error):
+                raise
+            raise ServerFailure(f"{self.url} has no extension of turnwise; {EXTENSION_ADVICE}") from None
+        try:
+            self.model = dict(answer["results"][0])
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise ServerFailure(f"{self.url}/collective_rpc is not what vLLM 0.32 answers") from None
+        tokens = self.model.get("vocab_size")
+        if self.vocabulary and tokens != self.vocabulary:
+            shown = self.connection.said(str(tokens))
+            raise ServerFailure(
+                f"{self.url} has a model of {shown} tokens, and the recipe's has {self.vocabulary}; start it with the "
+                "model of the recipe"
+            )
 
     async def check_alive(self) -> None:
         """Returns when the server answers and has the weights that it was given. While it loads, its engine answers
@@ -144,6 +182,12 @@ class VllmServer:
     async def resume(self) -> None:
         await self.connection.post("resume")
 
+    async def sleep(self, level: int) -> None:
+        await self.connection.post("sleep", seconds=LOAD_SECONDS, level=str(level), mode="abort")
+
+    async def wake(self, part: str) -> None:
+        await self.connection.post("wake_up", seconds=LOAD_SECONDS, tags=part)
+
     async def name_version(self, version: str) -> None:
         self.weights = f"{self.mark}.{version}"
         await self.connection.post("update_weight_version", {"new_version": self.weights})
@@ -180,18 +224,6 @@ class VllmServer:
 
     async def close(self) -> None:
         await self.connection.close()
-
-
-def model_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What a model_config says of the model. Hugging Face's configs come as text, "Qwen3Config {...}", without the
-    values that every such config has unless somebody says otherwise."""
-    told = config.get("hf_text_config") or config.get("hf_config") or {}
-    if isinstance(told, str):
-        kind, _, text = told.partition("{")
-        told = {**json.loads("{" + text), "kind": kind.strip()}
-    if not isinstance(told, dict):
-        raise TypeError(f"a config is a table, and not a {type(told).__name__}")
-    return {key: told[key] for key in MODEL_KEYS if key in told}
 
 
 def array_of(text: str | None) -> NDArray[Any] | None:

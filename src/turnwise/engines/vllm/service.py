@@ -84,6 +84,15 @@ class VllmService(TransferControl, Protocol):
 
     async def resume(self) -> None: ...
 
+    async def sleep(self, level: int) -> None:
+        """Give memory of the GPU back and forget all prefixes. Level 1 keeps the weights in the host's memory; level 2
+        keeps nothing, and weights must be loaded after `wake`. Nothing may be under way."""
+        ...
+
+    async def wake(self, part: str) -> None:
+        """Take memory again, for "weights" or for the "kv_cache"."""
+        ...
+
     async def name_version(self, version: str) -> None:
         """Give the present weights this version."""
         ...

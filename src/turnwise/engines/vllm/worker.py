@@ -89,8 +89,19 @@ def pack_again(model: torch.nn.Module) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
+MODEL_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+"""What copies of one model have in common, by the names of Hugging Face's configs."""
+
+
 class Extension:
-    """Empty: a worker that is given its name imports this module."""
+    """A worker that is given its name imports this module, and has its methods."""
+
+    vllm_config: Any
+
+    def turnwise_model(self) -> dict[str, Any]:
+        """Which model the worker has; `MODEL_METHOD` is its name."""
+        config = self.vllm_config.model_config.hf_text_config
+        return {key: getattr(config, key, None) for key in MODEL_KEYS}
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
