@@ -296,7 +296,9 @@ class Quiet:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a third of the turns, one repeat, and no run with 4 workers")
+    parser.add_argument(
+        "--quick", action="store_true", help="a third of the turns, one repeat, and no run with 4 workers"
+    )
     parser.add_argument("--only", choices=["speed", "cost", "tokens"], help="only this part")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
