@@ -363,3 +363,17 @@ def test_what_the_function_gets_is_what_was_checked():
     parts = parts_of(recipe, make_model(), build_tokenizer(["a b"]))
     found = parts.loop.stages.estimate([make_group([0.0, 1.0])], {})
     assert [array.tolist() for array in found] == [[-0.5, -0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("tree", "on_cpu", "on_gpu"),
+    [
+        ({"rollout": {"max_trajectory_tokens": 1000, "max_prompt_tokens": 500}}, 4096, 16384),
+        ({}, 4608, 16384),  # the longest attempt by default
+        ({"rollout": {"max_trajectory_tokens": 20000, "max_prompt_tokens": 500}}, 20000, 20000),
+        ({"max_tokens_per_microbatch": 700}, 700, 700),
+    ],
+)
+def test_tokens_of_a_pass_follow_from_the_device_if_nobody_says(tree, on_cpu, on_gpu):
+    recipe = parse_recipe({"env": [{"name": "hops"}], **tree}, "test")
+    assert (recipe.tokens_per_pass("cpu"), recipe.tokens_per_pass("cuda")) == (on_cpu, on_gpu)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from turnwise.api.model_source import GivenModel, opened_model, settings_for
 from turnwise.api.recipe_tree import RecipeTree
 from turnwise.assemble import objective
-from turnwise.assemble.learner import layout_of, rl_learner
+from turnwise.assemble.learner import layout_of, rl_learner, tokens_per_pass
 from turnwise.assemble.model import check_turns
 from turnwise.assemble.run import settings_of, stages_of
 from turnwise.atomic import atomic_folder
@@ -144,7 +144,7 @@ class OwnLearner:
     # ------------------------------------------------------------ its parts
 
     def plan(self, turns: Sequence[Any]) -> list[Any]:
-        return self.lay_out(turns, self.recipe.max_tokens_per_microbatch)
+        return self.lay_out(turns, tokens_per_pass(self.recipe))
 
     def checked(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups, once it is known that the model can compute them."""

@@ -69,6 +69,11 @@ def device_of(recipe: Recipe) -> str:
     return named if recipe.cluster.on_ray and named != "auto" else pick_device(named)
 
 
+def tokens_per_pass(recipe: Recipe) -> int:
+    """Tokens of a forward and backward pass, where the learner of this recipe computes."""
+    return recipe.tokens_per_pass(device_of(recipe))
+
+
 def room_of(recipe: Recipe) -> Room:
     """What a run needs on a Ray cluster."""
     cluster, on_gpus = recipe.cluster, device_of(recipe) == "cuda"
@@ -212,7 +217,7 @@ def how_computed(recipe: Recipe, placed: Placed) -> dict[str, Any]:
     longest, device = recipe.rollout.max_trajectory_tokens, placed.device or placed.model.device.type
     # Somebody gives a model in float64 to compare it with a reference.
     in_float64 = next(placed.model.parameters()).dtype is torch.float64
-    if device not in ("cpu", "cuda") and recipe.max_tokens_per_microbatch < longest:
+    if device not in ("cpu", "cuda") and recipe.tokens_per_pass(device) < longest:
         raise ValueError(
             f"max_tokens_per_microbatch = {recipe.max_tokens_per_microbatch} cannot hold a turn of "
             f"rollout.max_trajectory_tokens = {longest}, and {device} computes no turn in several passes; raise it"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.assemble.engines import engine_of_nobody
-from turnwise.assemble.learner import layout_of, open_learner, placed
+from turnwise.assemble.learner import layout_of, open_learner, placed, tokens_per_pass
 from turnwise.assemble.model import check_group, renderer_of
 from turnwise.assemble.models import ModelSource
 from turnwise.assemble.run import Plans, resuming, settings_of, stages_of, training
@@ -172,7 +172,7 @@ async def replay_parts(
             learner.restore(checkpoint.path)
         run = workers("learner") if recipe.max_lag else inline
         lay_out = layout_of(recipe, model)
-        plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
+        plan: Plans = lambda turns: lay_out(turns, tokens_per_pass(recipe))
         loop = LoopParts(
             # Other weights than those that sampled are no mistake here.
             settings=replace(settings_of(recipe), max_logprob_gap=math.inf),

@@ -16,7 +16,15 @@ from turnwise.assemble.attempts import training_attempts
 from turnwise.assemble.checks import check, check_tasks, few_tasks, with_models
 from turnwise.assemble.engines import cluster_engine, engine_of, evaluation_engine_of
 from turnwise.assemble.environments import endpoint_of, environments_of, training_order
-from turnwise.assemble.learner import layout_of, open_learner, placed, policy_of, room_of, told_of_layout
+from turnwise.assemble.learner import (
+    layout_of,
+    open_learner,
+    placed,
+    policy_of,
+    room_of,
+    tokens_per_pass,
+    told_of_layout,
+)
 from turnwise.assemble.model import gpu_names, model_source, renderer_of, set_threads
 from turnwise.assemble.models import ModelSource, copy_model, reachable
 from turnwise.assemble.opponents import seated_engines
@@ -271,7 +279,7 @@ async def run_parts(
             await engine.load(learner.publish(), step)
         run = workers("learner") if recipe.max_lag or recipe.schedule.overlap_evaluations else inline
         lay_out = layout_of(recipe, model)
-        plan: Plans = lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch)
+        plan: Plans = lambda turns: lay_out(turns, tokens_per_pass(recipe))
         weight_check = weight_check_of(recipe, engine, learner, plan, run, model, tokenizer)
         seats = await stack.enter_async_context(seated_engines(recipe, engine, plain, renderer, beginning))
         attempts = training_groups(training_attempts(recipe, environments, engine, renderer, seats), pool)

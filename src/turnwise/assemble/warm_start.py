@@ -16,7 +16,7 @@ from turnwise.assemble.attempts import limits
 from turnwise.assemble.checks import check_model
 from turnwise.assemble.engines import engine_of_nobody
 from turnwise.assemble.environments import task_order
-from turnwise.assemble.learner import layout_of, open_sft_learner, placed
+from turnwise.assemble.learner import layout_of, open_sft_learner, placed, tokens_per_pass
 from turnwise.assemble.model import (
     check_group,
     check_turns,
@@ -143,7 +143,7 @@ async def demonstrating(
     stages = Stages(
         make_group=make_group,
         keep=lambda group: bool(group.trajectories),
-        plan=lambda turns: lay_out(turns, recipe.max_tokens_per_microbatch),
+        plan=lambda turns: lay_out(turns, tokens_per_pass(recipe)),
         estimate=imitate,
         correct=uncorrected,
         targets=None,

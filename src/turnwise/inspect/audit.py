@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from turnwise.assemble import objective as choices
-from turnwise.assemble.learner import LAYOUTS, policy_of, rl_learner
+from turnwise.assemble.learner import LAYOUTS, policy_of, rl_learner, tokens_per_pass
 from turnwise.assemble.model import renderer_of
 from turnwise.assemble.run import settings_of
 from turnwise.credit.estimators import ESTIMATORS
@@ -246,7 +246,7 @@ def on_one_cpu(recipe: Recipe) -> Recipe:
 
 
 def lay_out(recipe: Recipe, turns: Sequence[Turn]) -> list[Plan]:
-    return LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)
+    return LAYOUTS[recipe.layout](turns, tokens_per_pass(recipe))
 
 
 # ---------------------------------------------------------------- tokens and logprobs

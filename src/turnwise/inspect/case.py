@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise.assemble import objective as choices
-from turnwise.assemble.learner import policy_of
+from turnwise.assemble.learner import policy_of, tokens_per_pass
 from turnwise.credit.scope import PerTurn
 from turnwise.inspect.recorded_run import RecordedRun
 from turnwise.learn.head import bucketed
@@ -97,7 +97,7 @@ def score_teacher(past: RecordedRun, turns: Sequence[Turn], policy: Policy) -> P
     learner = GradientOnlyLearner(policy)
     learner.models["buckets"] = Teacher(teaching, past.recipe.distill.top_k, len(policy.output))
     unshared = in_rows if policy.in_rows else pack
-    plans = unshared(turns, max(past.recipe.max_tokens_per_microbatch, *map(length, turns)))
+    plans = unshared(turns, max(tokens_per_pass(past.recipe), *map(length, turns)))
     return learner.score(plans, len(turns), "buckets")
 
 
@@ -119,7 +119,7 @@ def score_rows(model: CausalLM, turns: Sequence[Turn], recipe: Recipe, routers: 
     scores: list[Any] = [np.zeros(0, np.float32)] * len(turns)
     with stock_attention(model):
         for rows, logprobs, _, _ in stock_passes(
-            model, turns, recipe.max_tokens_per_microbatch, recipe.sampling.temperature, routers
+            model, turns, tokens_per_pass(recipe), recipe.sampling.temperature, routers
         ):
             parts = logprobs.split([len(turns[turn].action) for turn in rows.turns])
             for turn, part in zip(rows.turns, parts, strict=True):
@@ -138,7 +138,7 @@ def by_rows(policy: Policy, case: Case, recipe: Recipe) -> tuple[Outcome, float]
     with stock_attention(model):
         turns, temperature = case.turns, recipe.sampling.temperature
         for rows, logprobs, entropies, distributions in stock_passes(
-            model, turns, recipe.max_tokens_per_microbatch, temperature, policy.routers
+            model, turns, tokens_per_pass(recipe), temperature, policy.routers
         ):
             inputs = {
                 name: torch.from_numpy(np.concatenate([values[turn] for turn in rows.turns])).to(logprobs.dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turnwise.assemble.learner import LAYOUTS, policy_of
+from turnwise.assemble.learner import LAYOUTS, policy_of, tokens_per_pass
 from turnwise.assemble.model import set_threads
 from turnwise.inspect.layout_load import PACKED, Load, load_of_plans, loads
 from turnwise.inspect.recorded_run import RecordedRun
@@ -232,18 +232,18 @@ def cost(path: Path, step: int | None, seconds: float = CALIBRATION_SECONDS) -> 
         raise ValueError(f"no turn of step {step} has an action; choose another --step")
     model = past.model().to(pick_device(recipe.model.device))
     loads_by_layout, sizes, policy = (
-        loads(turns, recipe.max_tokens_per_microbatch),
+        loads(turns, tokens_per_pass(recipe)),
         Sizes.of(model),
         policy_of(recipe, model),
     )
-    pace = calibrate(policy, recipe.max_tokens_per_microbatch, seconds)
-    prediction = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, recipe.max_tokens_per_microbatch)[0])
+    pace = calibrate(policy, tokens_per_pass(recipe), seconds)
+    prediction = check(policy, pace, recipe.layout, LAYOUTS[recipe.layout](turns, tokens_per_pass(recipe))[0])
     lines = (Layout(name, load, sizes.operations(load), pace.seconds(load)) for name, load in loads_by_layout.items())
     num_unique = tree(turns).num_tokens
     taken = (
         f"one update of step {step} of {path}: {len(groups)} groups, "
         f"{sum(len(group.trajectories) for group in groups)} attempts, {len(turns)} turns",
-        f"{num_unique:,} unique tokens, at most {recipe.max_tokens_per_microbatch:,} tokens a pass, "
+        f"{num_unique:,} unique tokens, at most {tokens_per_pass(recipe):,} tokens a pass, "
         f"{sizes.parameters:,} parameters beside embedding and head",
     )
     return Costs(taken, num_unique, tuple(lines), prediction)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise.assemble import objective as choices
-from turnwise.assemble.learner import policy_of
+from turnwise.assemble.learner import policy_of, tokens_per_pass
 from turnwise.assemble.model import set_threads
 from turnwise.inspect.audit import Audit, audit
 from turnwise.inspect.case import Case, GradientOnlyLearner, Outcome, by_rows, case_of, computed_in, gradient_of
@@ -187,7 +187,7 @@ def rounded(past: RecordedRun, selected: Sequence[Record]) -> Rounding:
         [credit.astype(np.float64) * weights for credit, weights in pairs],
         PRECISIONS[recipe.model.dtype],
         temperature=recipe.sampling.temperature,
-        tokens_per_pass=recipe.max_tokens_per_microbatch,
+        tokens_per_pass=tokens_per_pass(recipe),
     )
 
 
@@ -269,7 +269,7 @@ def compare(case: Case, policy: Policy, recipe: Recipe, tolerance: float) -> lis
         raise ValueError("the selected turns have no gradient, because all their credit is zero; choose another --step")
     learner = GradientOnlyLearner(policy)
     outcomes = {PADDED: truth}
-    for name, plans in layouts(case.turns, recipe.max_tokens_per_microbatch, policy.in_rows).items():
+    for name, plans in layouts(case.turns, tokens_per_pass(recipe), policy.in_rows).items():
         outcomes[name] = by_plans(learner, case, plans)
     comparisons = []
     for name, outcome in outcomes.items():
@@ -306,7 +306,7 @@ def gap_of(past: RecordedRun, max_tokens: int) -> Gap | None:
             if turns:
                 learner = GradientOnlyLearner(policy_of(past.recipe, load_model(checkpoint.path)))
                 lay_out = in_rows if learner.policy.in_rows else cut
-                plans = lay_out(turns, past.recipe.max_tokens_per_microbatch)
+                plans = lay_out(turns, tokens_per_pass(past.recipe))
                 logprobs = np.concatenate(learner.score(plans, len(turns)))
                 largest = np.abs(logprobs - np.concatenate([turn.logprobs for turn in turns])).max()
                 return Gap(step, checkpoint.step, len(logprobs), float(largest))

@@ -86,7 +86,7 @@ def rehearse(
     counter = counter or OperationCounter(say_true=recipe.entropy > 0)
     shape = AttemptShape.of(recipe)
     vocabulary = config.get_text_config().vocab_size
-    plan, turns = full_plan(shape, LAYOUTS[recipe.layout], recipe.max_tokens_per_microbatch, vocabulary)
+    plan, turns = full_plan(shape, LAYOUTS[recipe.layout], recipe.tokens_per_pass(device), vocabulary)
     loading = BlankLoading(config, recipe.model.path)
     with stand_ins(counter, loading, device, brief), world(recipe.cluster.ranks):
         # Made of numbers: which ranks are in which group.

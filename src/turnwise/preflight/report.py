@@ -65,7 +65,7 @@ class Preflight:
         shape = AttemptShape.of(recipe)
         yield (
             f"a pass: {found.num_tokens} tokens, {found.num_actions} of them actions "
-            f"(max_tokens_per_microbatch = {recipe.max_tokens_per_microbatch}; attempts of {shape.turns} turns and "
+            f"(max_tokens_per_microbatch = {recipe.tokens_per_pass(found.device)}; attempts of {shape.turns} turns and "
             f"{shape.num_tokens} tokens, {shape.group} with the same first prompt)"
         )
         yield "rehearsed, not run: one update by the learner's own code on tensors without numbers"

@@ -67,7 +67,7 @@ def step_time(recipe: Recipe, found: Rehearsal, engine: EngineMemory, card: Card
     engine = engine.on(card, shape.num_tokens)
     hands = found.ranks // recipe.cluster.tp
     tokens = recipe.groups_per_step * shape.num_group_tokens
-    passes = math.ceil(tokens / (hands * recipe.max_tokens_per_microbatch))
+    passes = math.ceil(tokens / (hands * recipe.tokens_per_pass(found.device)))
     launch = LAUNCH * sum(count for part, count in found.kernels.items() if part != OPTIMIZER)
     communicate = communication(recipe, found, card)
     of_pass = max(seconds[False], communicate, launch)

@@ -27,6 +27,9 @@ from turnwise.recipe.schedule import GuardsConfig, ScheduleConfig
 from turnwise.recipe.section import Choice, Section
 from turnwise.recipe.warm_start import SftConfig
 
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16384
+"""Of a pass, if a recipe does not say: benchmarks/microbatch.py measures them on a CPU."""
+
 
 class Recipe(Section):
     """A whole run."""
@@ -48,8 +51,9 @@ class Recipe(Section):
     layout: Literal["tree", "packed", "rows"] = "tree"
     """Layout of turns for the model: tree computes shared prefixes once, packed computes every turn by itself, rows
     pads attempts to one width, for models with layers other than attention; the result is equal."""
-    max_tokens_per_microbatch: int = Field(16384, ge=1)
-    """Tokens per forward and backward pass, which bound memory and never change the result."""
+    max_tokens_per_microbatch: int = Field(0, ge=0)
+    """Tokens per forward and backward pass, which bound memory and never change the result; 0 takes 16,384 on a GPU and
+    4,096 on a CPU, and in any case as many as the longest attempt has."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics, tables of attempts and the curve go besides the run folder; see docs/guides/trackers.md."""
     model: ModelConfig = ModelConfig()
@@ -122,10 +126,11 @@ class Recipe(Section):
             raise ValueError(
                 f"groups_per_step = {self.groups_per_step} is not a multiple of groups_per_update = {update}"
             )
-        if self.layout != "tree" and self.max_tokens_per_microbatch < self.rollout.max_trajectory_tokens:
+        longest = self.rollout.max_trajectory_tokens
+        if self.layout != "tree" and 0 < self.max_tokens_per_microbatch < longest:
             raise ValueError(
                 f"max_tokens_per_microbatch = {self.max_tokens_per_microbatch} cannot hold a turn of "
-                f"rollout.max_trajectory_tokens = {self.rollout.max_trajectory_tokens}; raise it"
+                f"rollout.max_trajectory_tokens = {longest}; raise it"
             )
         if self.layout == "rows" and (self.cluster.cp > 1 or self.model.router_replay):
             key = "cluster.cp" if self.cluster.cp > 1 else "model.router_replay"
@@ -258,6 +263,12 @@ class Recipe(Section):
         """Whether the engine computes with the learner's own module."""
         in_process = self.engine.name == "slots" and not self.engine.processes
         return in_process and not self.max_lag and not self.cluster.is_spread
+
+    def tokens_per_pass(self, device: str) -> int:
+        """Tokens of a forward and backward pass on a device: cpu, cuda or mps."""
+        if self.max_tokens_per_microbatch:
+            return self.max_tokens_per_microbatch
+        return max(TOKENS_ON_CPU if device == "cpu" else TOKENS_ON_GPU, self.rollout.max_trajectory_tokens)
 
     @property
     def lag_slots(self) -> int:
