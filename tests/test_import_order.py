@@ -21,7 +21,7 @@ LAYERS = (
     {"training", "evaluation"},
     {"serve", "cluster"},
     {"assemble"},
-    {"inspect", "view", "testing", "preflight"},
+    {"inspect", "view", "testing", "preflight", "simulate"},
     {"cli"},
     {"api"},
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.preflight.model_config import config_of
 from turnwise.recipe.schema import Recipe
@@ -77,4 +77,13 @@ def deeper(one: Rehearsal, two: Rehearsal, layers: int) -> Rehearsal:
         num_trained=two.num_trained + more * (two.num_trained - one.num_trained),
         peak=two.peak + more * (two.peak - one.peak),
         at_peak=at_peak,
+        kernels=extended(one.kernels, two.kernels, more),
+        costs=extended(one.costs, two.costs, more),
+        collectives=extended(one.collectives, two.collectives, more),
     )
+
+
+def extended(one: Mapping[Any, int], two: Mapping[Any, int], more: int) -> dict[Any, int]:
+    """Counts of the second rehearsal, and so many times what it has more than the first. What depends on the number of
+    layers as a whole is in other places of the two, and stays as it is."""
+    return {name: count + more * max(0, count - one.get(name, 0)) for name, count in two.items()}
