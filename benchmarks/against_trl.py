@@ -58,7 +58,11 @@ from turnwise.types import Trajectory
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "recipes" / "hops.toml"
-MODELS = {"1M": {"hidden": 128, "layers": 5}, "6M": {"hidden": 256, "layers": 8}, "135M": {"path": "smollm2-135m"}}
+MODELS: dict[str, dict[str, Any]] = {
+    "1M": {"hidden": 128, "layers": 5},
+    "6M": {"hidden": 256, "layers": 8},
+    "135M": {"path": "smollm2-135m"},
+}
 RATES = {"1M": 7e-4, "6M": 3e-4, "135M": 1e-5}
 LONG = {"max_turns": 8, "max_prompt_tokens": 3584, "max_action_tokens": 8, "max_trajectory_tokens": 3592}
 DIVERSE = {

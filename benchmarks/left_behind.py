@@ -83,9 +83,9 @@ async def sweep(check: WeightCheck, every: int, tied: str) -> tuple[int, list[Le
     """(how many tensors there are, those that were caught, those that were not)"""
     learner, engine = check.learner, check.engine
     plain = await check.sample(0, "plain", AT_START)
-    gap = await check.difference(plain)
+    gap = (await check.difference(plain)).size
     check.limit = check.limit or max(EXACT, ROOM * gap)
-    changes, moved = await check.changes(plain)
+    changes, moved = await check.changes(plain.turns)
     print(f"gap {gap:.4f}, limit {check.limit:.4f}, {len(changes)} changes, the last moves logprobs by {moved:.3f}")
     first = {name: tensor.clone() for name, tensor in learner.publish().items()}
     open_names = [name for name in first if name != tied][::every]
@@ -117,7 +117,7 @@ async def gap_after(check: WeightCheck, weights: dict[str, Any], number: int) ->
     """The difference between engine and learner, in the probes of a start, once the engine has loaded these."""
     await check.engine.load(weights, 0)
     await check.engine.forget()
-    return await check.difference(await check.sample(0, f"disturbed {number}", AT_START))
+    return (await check.difference(await check.sample(0, f"disturbed {number}", AT_START))).size
 
 
 def main() -> int:

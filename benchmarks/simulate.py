@@ -204,7 +204,8 @@ async def real_run(folder: Path, shape: dict[str, Any], steps: int) -> Real:
         async with run_parts(recipe, environments, source, made.evaluations, workers=watch.worker) as parts:
             if not recipe.max_lag:  # inline: part of the loop's own time
                 object.__setattr__(parts.loop.stages, "run", inline_timed(watch))
-            watch.watch_passes(parts.loop.engine.model)
+            engine: Any = parts.loop.engine
+            watch.watch_passes(engine.model)
             screen.show = lambda done, metrics: watch.ended.append(loop_here().time())
             own = Run(recipe, made, parts, State(), screen, tracker)
             before = loop_here().own

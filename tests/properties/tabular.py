@@ -116,6 +116,7 @@ def step(recipe, groups, deal, *, seed=0, updates=1, learning_rate=0.0):
         max_nonfinite_updates=3,
         max_dropped_groups=1,
         order="started",
+        slots=len(groups),
         stale="drop_group",
         patience=60.0,
         max_logprob_gap=LIMIT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from turnwise.messages import Message
 from turnwise.rollout.concurrently import all_of
 from turnwise.runs.archive import Record
+from turnwise.schedule.resting import Heard
 from turnwise.schedule.tasks import Draw
 from turnwise.simulate.engine import Call, Replica, SimulatedEngine
 from turnwise.simulate.outcome import Outcome
@@ -56,8 +57,11 @@ class SimulatedTasks:
         self.number += 1
         return Draw(self.number - 1, Task(f"{self.number - 1}", "simulated"), 0)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int, heard: Sequence[Heard] = ()) -> None:
         self.number += count
+
+    def hear(self, groups: Sequence[Group]) -> Sequence[Heard]:
+        return ()
 
     def metrics(self, num_draws: int) -> dict[str, float]:
         return {}

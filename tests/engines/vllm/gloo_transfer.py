@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
+import torch.distributed as dist
 from vllm.distributed.weight_transfer.base import (
     TrainerInitInfo,
     TrainerWeightTransferEngine,
@@ -25,13 +25,15 @@ LOCAL = "127.0.0.1"
 PATIENCE = timedelta(seconds=600)
 
 
-def group_of(rank: int, port: int, size: int) -> ProcessGroupGloo:
-    store = TCPStore(LOCAL, port, size, is_master=rank == 0, timeout=PATIENCE)
-    return ProcessGroupGloo(store, rank, size, PATIENCE)
+def group_of(rank: int, port: int, size: int) -> Any:
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        LOCAL, port, size, is_master=rank == 0, timeout=PATIENCE
+    )
+    return dist.ProcessGroupGloo(store, rank, size, PATIENCE)
 
 
-def broadcast(group: ProcessGroupGloo, tensor: torch.Tensor) -> None:
-    options = BroadcastOptions()
+def broadcast(group: Any, tensor: torch.Tensor) -> None:
+    options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
@@ -49,7 +51,7 @@ class GlooUpdate(WeightTransferUpdateInfo):
     shapes: list[list[int]]
 
 
-class GlooEngine(FileEngine):  # type: ignore[misc]
+class GlooEngine(FileEngine):
     """Receives each tensor as it is sent."""
 
     init_info_cls: Any = GlooInit
@@ -73,11 +75,11 @@ class GlooTrainerInit(TrainerInitInfo):
     world_size: int
 
 
-class GlooTrainer(TrainerWeightTransferEngine):  # type: ignore[type-arg]
+class GlooTrainer(TrainerWeightTransferEngine):
     """Every rank iterates the source; the first one sends."""
 
     init_info_cls = GlooTrainerInit
-    group: ProcessGroupGloo | None = None
+    group: Any = None
 
     @classmethod
     def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> Any:

@@ -508,7 +508,7 @@ def test_a_file_holds_each_tensor_once_and_is_gone_afterwards(tmp_path):
     transfer, service = FileTransfer(torch.bfloat16, tmp_path), Reading()
 
     async def load(version):
-        prepared = await transfer.prepare(weights, version)
+        prepared: Any = await transfer.prepare(weights, version)
         assert files() == [prepared.path]
         await transfer.send(prepared, version, service)
 

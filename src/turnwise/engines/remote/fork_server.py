@@ -272,12 +272,12 @@ class Forks:
         for given, output in zip(fds[3:], OUTPUTS, strict=True):
             os.dup2(given, output)
             os.close(given)
-        name, folder, *variables = place.split("\0")
+        own_name, folder, *variables = place.split("\0")
         with suppress(OSError):  # it was deleted
             os.chdir(folder)
         os.environ.clear()
-        os.environ.update(variable.split("=", 1) for variable in variables)  # type: ignore[arg-type]
-        return name
+        os.environ.update({name: value for name, _, value in (one.partition("=") for one in variables)})
+        return own_name
 
     def reap(self) -> None:
         with suppress(ChildProcessError):
@@ -292,7 +292,7 @@ class Forks:
 def leave(code: int) -> Never:
     """End a fork as an interpreter of its own would end, without what the server would do at its end."""
     with suppress(BaseException):
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
