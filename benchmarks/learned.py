@@ -65,14 +65,27 @@ CASES = {
             "sft.noise=0.4",
         ),
     ),
+    "one and two links, those left in view": Case(
+        "quickstart", ("env.0.tasks.links=[1,4]", "env.0.demonstrated.links=[1,2]", "steps=40")
+    ),
     "counting": Case("hops", (*SHORT, "env.0.tasks.links=[1,5]", "env.0.settings={mistakes='half'}", "steps=60")),
     "counting, links are paid": Case(
         "hops", (*SHORT, "env.0.tasks.links=[1,5]", "env.0.settings={mistakes='half',link_reward=0.1}", "steps=60")
     ),
     "guess": Case("hops", (*GUESS, "env.0.settings={guesses=4}", "sft.updates=150")),
     "guess, bounds in view": Case(
-        "hops",
-        (*GUESS, "env.0.settings={guesses=4,window=true}", "rollout.history=managed", "sft.updates=300"),
+        "quickstart",
+        (
+            *GUESS,
+            "env.0.demonstrated={}",
+            "env.0.settings={guesses=4,window=true}",
+            "sft.updates=300",
+            "rollout.max_turns=4",
+            "steps=120",
+            "evaluation.every=20",
+            "evaluation.tasks=128",
+            "evaluation.final_tasks=512",
+        ),
     ),
 }
 """By name: what docs/explanation/learning.md compares."""

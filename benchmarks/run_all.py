@@ -38,6 +38,7 @@ BENCHMARKS = {
     "stalls": [],
     "why": [],
     "learned": [],
+    "guess_alone": [],
 }
 """By script: arguments of a whole run."""
 
