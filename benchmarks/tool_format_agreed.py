@@ -1,7 +1,8 @@
 """How many outputs that two independent serving parsers read alike our readers read as they do.
 
     python benchmarks/tool_format_agreed.py --vllm-python PYTHON --sglang CHECKOUT [--vllm-mlx PATH] [--rapid-mlx PATH]
-        [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--third PATH] [--failures]
+        [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--vllm-rust PATH]
+        [--third PATH] [--failures]
 
 PYTHON is the interpreter of an environment with vLLM (`make test-vllm` builds one). The protocol stands in
 docs/reference/tools.md, under "Outputs that two serving parsers read alike". Nothing is copied by hand: outputs and
@@ -26,7 +27,7 @@ from tool_format_output import Calls, Output
 from turnwise.messages import ToolSpec
 from turnwise.rollout.render.formats.registry import FORMATS
 
-PROJECTS = ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm", "localai", "mlx-openai-server")
+PROJECTS = ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm", "localai", "mlx-openai-server", "vllm-rust")
 BY_FORMAT: dict[str, tuple[str, str]] = {
     "apertus": ("apertus", "apertus2509"), "cohere": ("cohere_command3", "cohere_command4"),
     "deepseek": ("deepseek_v3", "deepseekv3"), "dsml": ("deepseek_v32", "deepseekv32"),
@@ -45,6 +46,8 @@ BY_PARSER: dict[str, tuple[str, str]] = {
     "DeepSeekV31ToolParser": ("deepseek_v31", "deepseekv31"), "DeepSeekV40731ToolParser": ("deepseek_v4", "deepseekv4"),
     "PoolsideV1ToolParser": ("poolside_v1", "poolside_v1"), "Qwen3XMLToolParser": ("qwen3_xml", "qwen3_coder"),
     "Step3p5ToolParser": ("step3p5", "step3p5"), "GLM4ToolCallParser": ("glm45", "glm45"), ".glm4": ("glm45", "glm45"),
+    "Glm45MoeToolParser": ("glm45", "glm45"), "DeepSeekV4ToolParser": ("deepseek_v4", "deepseekv4"),
+    "Qwen3XmlToolParser": ("hermes", "qwen25"), "Granite4ToolParser": ("granite4", ""),
 }  # fmt: skip
 """Where the project's parser is for a model that vLLM or SGLang serves with another parser than the format's first."""
 THIRD = {
@@ -58,8 +61,10 @@ COPIES = {
     ("rapid-mlx", "vllm"): ("Glm47", "Qwen3XML", "Step3p5", "Granite", "Qwen3Coder", "SeedOss", "DeepSeekV31"),
     ("mlx-openai-server", "vllm"): ("GLM4MoE", "MiniMaxM2"),
     ("mlx-openai-server", "sglang"): ("MiniMaxM2",),
+    ("vllm-rust", "vllm"): ("",),
 }
-"""Parsers that are not independent of a server's: they say so, or share 10 % or more of their runs of twelve tokens."""
+"""Parsers that are not independent of a server's: they are the server's own, say so, or share 10 % or more of their
+runs of twelve tokens."""
 
 
 @dataclass
@@ -98,6 +103,13 @@ class Judged:
     @property
     def right(self) -> bool:
         return any(self.reads_as(calls) for calls in self.meeting)
+
+    @property
+    def as_stated(self) -> bool:
+        """Whether our reading meets the test, whatever others make of it."""
+        if any(isinstance(one.arguments, str) for one in self.output.wanted):
+            return bool(self.faults)
+        return self.output.met_by(self.ours) or self.output.met_by(self.offered)
 
     @property
     def against(self) -> Calls | None:
@@ -239,6 +251,16 @@ def table(found: list[Judged]) -> str:
     return "\n".join(lines)
 
 
+def alone(found: list[Judged]) -> str:
+    """How many outputs that no independent parser reads we read as their tests state."""
+    lines = []
+    for name in sorted({one.output.format for one in found if one.kind == "alone"}):
+        here = [one for one in found if one.kind == "alone" and one.output.format == name]
+        calls = sum(bool(one.output.wanted) for one in here)
+        lines.append(f"{name} {sum(one.as_stated for one in here)} of {len(here)} ({calls} with calls)")
+    return "alone, read as the test states: " + (", ".join(lines) or "none")
+
+
 def collected(given: argparse.Namespace) -> list[Output]:
     """The outputs of all lists that were named."""
     from tool_format_localai import localai_outputs
@@ -246,6 +268,7 @@ def collected(given: argparse.Namespace) -> list[Output]:
     from tool_format_ovms import ovms_outputs
     from tool_format_peers import peer_outputs
     from tool_format_swift import swift_outputs
+    from tool_format_vllm_rust import vllm_rust_outputs
 
     readers: dict[str, Callable[[Path], tuple[list[Output], int]]] = {
         "vllm-mlx": lambda folder: peer_outputs("vllm-mlx", folder),
@@ -254,6 +277,7 @@ def collected(given: argparse.Namespace) -> list[Output]:
         "mlx-swift-lm": swift_outputs,
         "localai": localai_outputs,
         "mlx-openai-server": mlx_server_outputs,
+        "vllm-rust": vllm_rust_outputs,
     }
     found: list[Output] = []
     for name in PROJECTS:
@@ -290,10 +314,12 @@ def main() -> None:
     errors = [one for one in found if any(isinstance(calls, str) for calls in one.readings.values())]
     print(f"{len(errors)} outputs of which a second parser raised an error, which is no reading")
     print(table(found))
+    print(alone(found))
     if given.failures:
         for title, part in (
             ("read wrongly", [one for one in found if one.kind == "agreed" and not one.right]),
             ("contested", [one for one in found if one.kind == "contested"]),
+            ("alone, otherwise than the test", [one for one in found if one.kind == "alone" and not one.as_stated]),
         ):
             print(f"\n{title}: {len(part)}\n")
             print("\n\n".join(one.told() for one in part))
