@@ -66,8 +66,16 @@ def test_warm_start_and_critic_learn_over_two_ranks_too(tmp_path):
 # ---------------------------------------------------------------- every shape, in processes that are there already
 
 
-TASKS = ["env.0.tasks.links=[1,1]", "env.0.tasks.count=16"]
-CURVE = [*TASKS, "model.hidden=", "model.layers=", "sft.updates=0", "steps=4", "evaluation.every=2"]
+TASKS = ["env.0.tasks.links=[2,3]", "env.0.tasks.count=16", "rollout.max_turns=6"]
+CURVE = [
+    *TASKS,
+    "model.hidden=",
+    "model.layers=",
+    "sft.updates=0",
+    "steps=4",
+    "evaluation.every=2",
+    "optimizer.learning_rate=3e-4",
+]
 SHAPES = {
     "dense": [
         MeshShape(fsdp=2),
@@ -101,11 +109,14 @@ def keys_of(shape):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folders that runs begin from: a model that a warm start has taught to win now and then, and a mixture."""
+    """The folders that runs begin from: a model that a warm start has taught to win now and then, and a mixture.
+
+    After a longer one it would win every attempt, no group would differ, and nothing would be trained.
+    """
     folder = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURNWISE_CACHE", str(folder / "cache"))
-        taught = ["sft.updates=60", "sft.batch=16", "sft.optimizer.learning_rate=3e-3"]
+        taught = ["sft.updates=20", "sft.batch=16", "sft.optimizer.learning_rate=3e-3"]
         recipe = micro_recipe(folder, *TASKS, *taught, "model.hidden=128", "model.layers=2")
         model, tokenizer = asyncio.run(warm_model(recipe))
     for part in (model, tokenizer):
