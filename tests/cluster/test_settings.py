@@ -53,6 +53,8 @@ def test_one_setting_goes_to_a_cluster(tmp_path, overrides, spread, on_ray):
         (["cluster.fsdp=4", "cluster.tp=2", "cluster.ep=3"], "ep = 3 must be 1, or a multiple of tp = 2 that divides"),
         (["cluster.fsdp=2", "cluster.ep=4"], "divides fsdp . cp . tp = 2"),
         (["cluster.tp=2", "cluster.gradient_sync=update"], "gradient_sync is ignored where no two processes"),
+        (["cluster.answer_seconds=30"], "answer_seconds is ignored where the run is one process"),
+        (["cluster.fsdp=2", "cluster.answer_seconds=1"], "cluster.answer_seconds"),
         (["cluster.offload=true"], "offload is ignored where the learner is one process"),
         (["lora.targets=['q_proj']"], "targets is ignored without a rank"),
     ],

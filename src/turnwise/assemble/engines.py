@@ -131,7 +131,7 @@ def process_engines(recipe: Recipe, model: CausalLM, renderer: Renderer, version
     def start(number: int) -> ProcessEngine:
         return ProcessEngine(make, skeleton, publisher, context=context_of(recipe), name=f"engine process {number}")
 
-    return Router(start, recipe.engine.processes, publisher)
+    return Router(start, recipe.engine.processes, publisher, answer_seconds=recipe.cluster.answer_seconds)
 
 
 def engine_of_process(recipe: Recipe, tokenizer: ChatTokenizer, model: CausalLM, version: int) -> Engine:
@@ -225,7 +225,7 @@ def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: i
             **settings,
         )
 
-    return Router(start, len(vllm.servers), store, starts=None)
+    return Router(start, len(vllm.servers), store, answer_seconds=recipe.cluster.answer_seconds, starts=None)
 
 
 def vllm_server(recipe: Recipe, connection: Connection, vocabulary: int) -> VllmServer:

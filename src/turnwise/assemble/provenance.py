@@ -82,6 +82,7 @@ CANNOT_MATTER: Mapping[str, str] = {
     "cluster.address": PLACE,
     "cluster.replicas": SAMPLES,
     "cluster.placement_seconds": PLACE,
+    "cluster.answer_seconds": PLACE,
 }
 """By key of the recipe, with all that is below it: why a warm start is the same whatever it says."""
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from turnwise.cluster.life import TICK, Silence, silent_for
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join
 from turnwise.schedule.stopping import LearnerLost
 from turnwise.weights.object_store import ObjectStore
 from turnwise.weights.parted import PartedWeights
+
+LIFE = "life"
+"""The concurrency group of `RankActor.alive`, which has a thread of its own."""
 
 
 class RankActor:
@@ -41,6 +45,9 @@ class RankActor:
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.rank, method)(*arguments)
 
+    def alive(self) -> None:
+        """Returns at once, also while a call is under way."""
+
 
 class ActorRanks:
     """`Ranks` as actors on a site. The site stays open when they end."""
@@ -50,8 +57,11 @@ class ActorRanks:
 
         self.shape = MeshShape.of(site.config)
         size = self.shape.ranks
-        actor = ray.remote(RankActor)
+        actor = ray.remote(concurrency_groups={LIFE: 1})(RankActor)
         self.actors = [actor.options(**site.rank_options(rank)).remote() for rank in range(size)]
+        self.silence = Silence(site.config.answer_seconds, ())
+        self.asked: dict[int, Any] = {}
+        """Ranks that were asked for a sign of life and have not answered."""
         site.rank_gpus = ray.get([actor.gpus.remote() for actor in self.actors])
         meeting = ray.get(self.actors[0].meeting.remote())
         address = RankAddress(0, size, meeting, device, threads, on_host=site.config.offload)
@@ -82,14 +92,32 @@ class ActorRanks:
         answers: dict[int, Any] = {}
         waiting = {reference: rank for rank, reference in enumerate(calls)}
         while waiting:
-            [done], _ = ray.wait(list(waiting), num_returns=1)
-            rank = waiting.pop(done)
-            try:
-                answers[rank] = ray.get(done)
-            except RayError as error:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=TICK)
+            if not ready and (silent := self.silent(waiting.values())) is not None:
                 self.close()
-                raise LearnerLost.by(rank, str(error)) from None
+                raise LearnerLost.by(silent, silent_for(self.silence.limit))
+            for done in ready:
+                rank = waiting.pop(done)
+                try:
+                    answers[rank] = ray.get(done)
+                except RayError as error:
+                    self.close()
+                    raise LearnerLost.by(rank, str(error)) from None
         return [answers[rank] for rank in range(len(calls))]
+
+    def silent(self, waiting: Collection[int]) -> int | None:
+        """A rank among those waited for that has given no sign of life for too long. Each is asked again once it has
+        answered; that of a dead one fails, as its call does."""
+        import ray
+
+        for rank in waiting:
+            if rank not in self.asked:
+                self.asked[rank] = self.actors[rank].alive.options(concurrency_group=LIFE).remote()
+        answered, _ = ray.wait(list(self.asked.values()), num_returns=len(self.asked), timeout=0)
+        heard = {rank for rank, question in self.asked.items() if question in answered}
+        for rank in heard:
+            del self.asked[rank]
+        return self.silence.look(heard, waiting)
 
     def close(self) -> None:
         import ray

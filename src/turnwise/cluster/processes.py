@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Never
 
+from turnwise.cluster.life import ANSWER_SECONDS, BEAT, TICK, BeatingLine, Silence, silent_for
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join, leave
 from turnwise.engines.remote.child import Child
@@ -31,9 +33,18 @@ class ProcessRanks:
     """
 
     def __init__(
-        self, shape: MeshShape, make: MakeLearner, *, device: str = "cpu", threads: int = 1, on_host: bool = False
+        self,
+        shape: MeshShape,
+        make: MakeLearner,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        on_host: bool = False,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
+        """`answer_seconds`: how long a rank may give no sign of life during a call."""
         self.shape = shape
+        self.answer_seconds = answer_seconds
         size = shape.ranks
         pickled_make = pickle.dumps(make)  # once for all of them
         address = RankAddress(0, size, f"tcp://127.0.0.1:{free_port()}", device, threads, on_host=on_host)
@@ -44,7 +55,7 @@ class ProcessRanks:
                 self.processes.append(Child(f"rank {rank}"))
             for rank, process in enumerate(self.processes):  # by now all of them have begun to import
                 self.tell(rank, process, replace(address, rank=rank), shape, pickled_make)
-            self.answers()  # wait until each rank is ready
+            self.answers(starting=True)  # wait until each rank is ready
         except BaseException:
             self.kill()
             raise
@@ -54,6 +65,9 @@ class ProcessRanks:
             process.work(serve, address, shape, pickled_make)
         except OSError:
             self.fail(rank, "its process has ended")
+        limit = struct.pack("ll", int(self.answer_seconds), int(self.answer_seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a stopped process may have read half a message
+            process.line.setsockopt(socket.SOL_SOCKET, option, limit)
         self.lines.append(Connection(process.line.detach()))
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
@@ -62,6 +76,8 @@ class ProcessRanks:
         for rank, line in enumerate(self.lines):
             try:
                 line.send((method, [argument[rank] for argument in arguments]))
+            except BlockingIOError:
+                self.fail(rank, silent_for(self.answer_seconds))
             except OSError:
                 self.fail(rank, "its process has ended")
         return self.answers()
@@ -71,21 +87,35 @@ class ProcessRanks:
         with closing(Publisher()) as publisher:
             return publisher.publish(weights, 0).__enter__()  # mapped, it stays readable
 
-    def answers(self) -> list[Any]:
-        """The answers of all ranks. They may arrive in any order."""
+    def answers(self, *, starting: bool = False) -> list[Any]:
+        """The answers of all ranks. They may arrive in any order. A start may take any time."""
         answers: dict[int, Any] = {}
         waiting = {line: rank for rank, line in enumerate(self.lines)}
+        silence = Silence(self.answer_seconds, () if starting else waiting.values())
         while waiting:
-            for line in wait(list(waiting)):
+            ready = wait(list(waiting), TICK)
+            silent = silence.look([waiting[line] for line in ready], waiting.values())
+            if silent is not None:
+                self.fail(silent, silent_for(self.answer_seconds))
+            for line in ready:
                 assert isinstance(line, Connection)
-                rank = waiting.pop(line)
-                try:
-                    succeeded, answers[rank] = line.recv()
-                except (EOFError, OSError):
-                    self.fail(rank, "its process has ended")
+                rank = waiting[line]
+                said = self.received(rank, line)
+                if said is BEAT:
+                    continue
+                del waiting[line]
+                succeeded, answers[rank] = said
                 if not succeeded:
                     self.fail(rank, answers[rank])
         return [answers[rank] for rank in range(self.shape.ranks)]
+
+    def received(self, rank: int, line: Connection) -> Any:
+        try:
+            return line.recv()
+        except BlockingIOError:
+            self.fail(rank, silent_for(self.answer_seconds))
+        except (EOFError, OSError):
+            self.fail(rank, "its process has ended")
 
     def fail(self, rank: int, reason: str) -> Never:
         self.kill()
@@ -108,7 +138,7 @@ class ProcessRanks:
 
 def serve(channel: socket.socket, address: RankAddress, shape: MeshShape, pickled_make: bytes) -> None:
     """Answer calls until the other end closes the connection."""
-    line = Connection(channel.detach())
+    line = BeatingLine(channel.detach())
     try:
         join(address)
         rank = Rank(address, shape, pickle.loads(pickled_make))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -14,10 +16,15 @@ from turnwise.envs.raised import Raised, carrying
 from turnwise.messages import Message
 from turnwise.recipe.cluster import ClusterConfig
 from turnwise.rollout.batching.microbatch import Lane
-from turnwise.rollout.calls import call
+from turnwise.rollout.calls import EnvironmentFailure, call
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.open_limit import EnvironmentMaker, OpenLimit, default_open_limit
 from turnwise.types import Task
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 5.0
+"""Between two checks of an actor."""
 
 
 class EnvironmentActor:
@@ -26,6 +33,9 @@ class EnvironmentActor:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.open_ones: dict[int, Environment] = {}
+
+    async def check(self) -> None:
+        """Returns where the process answers."""
 
     async def open(self, number: int, task: Task) -> Reply:
         with source_attached():
@@ -58,6 +68,9 @@ def source_attached() -> Iterator[None]:
 class RemoteEnvironments:
     """Spreads the environments of one class over actors, in turn. Their calls are not batched. An `EnvironmentHost`.
 
+    An actor whose process dies, or does not answer for `cluster.answer_seconds`, is replaced; attempts whose
+    environments it had fail, and are retried like others.
+
     Example:
         remote = RemoteEnvironments(Browser, actors=8, cluster=recipe.cluster)
         make = remote.wrap(partial(Browser, headless=True), lane)
@@ -81,6 +94,8 @@ class RemoteEnvironments:
         self.num_actors = actors
         self.cluster = cluster
         self.actors: list[Any] = []
+        self.watching: list[asyncio.Task[None]] = []
+        """One task per actor, in the event loop that makes environments."""
         self.numbers = count()
 
     def wrap(self, make: Callable[[], Environment], lane: Lane) -> EnvironmentMaker:
@@ -104,13 +119,39 @@ class RemoteEnvironments:
         connect(self.cluster.address)
         actor = ray.remote(EnvironmentActor).options(num_cpus=1, max_concurrency=100_000)
         self.actors = [actor.remote(make) for _ in range(self.num_actors)]
+        loop = asyncio.get_running_loop()
+        self.watching = [loop.create_task(self.watch(place, actor, make)) for place in range(self.num_actors)]
+
+    async def watch(self, place: int, kind: Any, make: Callable[[], Environment]) -> None:
+        """Replace the actor at a place whenever it dies or does not answer. A start may take any time."""
+        import ray
+        from ray.exceptions import RayError
+
+        while True:
+            actor = self.actors[place]
+            try:
+                await actor.check.remote()
+                while True:
+                    await asyncio.sleep(CHECK_SECONDS)
+                    async with asyncio.timeout(self.cluster.answer_seconds):
+                        await actor.check.remote()
+            except TimeoutError:
+                reason = f"it does not answer in {self.cluster.answer_seconds:g} s"
+            except RayError:
+                reason = "its process has ended"
+            log.warning("environment actor %d is started again: %s", place, reason)
+            ray.kill(actor)
+            self.actors[place] = kind.remote(make)
+            await asyncio.sleep(CHECK_SECONDS)  # one that cannot start is not tried without a pause
 
     def close(self) -> None:
         import ray
 
+        for task in self.watching:
+            task.cancel()
         for actor in self.actors:
             ray.kill(actor)
-        self.actors = []
+        self.actors, self.watching = [], []
 
 
 class RemoteEnvironment:
@@ -133,9 +174,12 @@ class RemoteEnvironment:
         return reply
 
     async def answer(self, call: Any) -> Any:
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             return await call
         except RayTaskError as error:
             raise error.cause from None
+        except RayError:
+            lost = "the actor of its environment has ended"
+            raise carrying(EnvironmentFailure(lost), Raised("EnvironmentFailure", "", lost, "")) from None

@@ -148,4 +148,5 @@ def open_replicas(
     def start(number: int) -> RayReplica:
         return RayReplica(site, number, make_reference, context=context, sleeps=sleeps)
 
-    return Router(start, site.config.replicas, ObjectStore(dtype))
+    seconds = site.config.answer_seconds
+    return Router(start, site.config.replicas, ObjectStore(dtype), answer_seconds=seconds)

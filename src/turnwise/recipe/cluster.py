@@ -53,6 +53,10 @@ class ClusterConfig(Section):
     """CPUs of each rank and of each replica on the Ray cluster."""
     placement_seconds: float = Field(120.0, gt=0)
     """Seconds that the Ray cluster has to find room for all ranks and replicas."""
+    answer_seconds: float = Field(60.0, ge=5)
+    """Seconds that another process of the run may give no sign of life before it counts as lost, as one does that is
+    stopped or cut off: an engine or a server is left out and started again, calls are made elsewhere; a learner rank
+    ends the run, which a resume continues. Calls may take longer, rollout.limits.call_seconds should."""
 
     @property
     def ranks(self) -> int:
@@ -93,5 +97,5 @@ class ClusterConfig(Section):
         return self
 
 
-PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync", "offload", "rollout_workers")
+PARTS = ("fsdp", "tp", "cp", "ep", "replicate", "gradient_sync", "offload", "rollout_workers", "answer_seconds")
 """Keys of the processes of the learner and of rollouts, wherever they are."""

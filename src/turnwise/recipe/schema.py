@@ -210,6 +210,15 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def somebody_answers(self) -> Self:
+        others = self.cluster.is_spread or self.engine.processes or self.engine.vllm.servers
+        if "answer_seconds" in self.cluster.changed and not others:
+            raise ValueError(
+                "cluster.answer_seconds is ignored where the run is one process; remove it, or set engine.processes"
+            )
+        return self
+
+    @model_validator(mode="after")
     def replicas_share_whole_gpus(self) -> Self:
         each, cluster = self.engine.vllm.tensor_parallel_size, self.cluster
         if cluster.placement == "colocated" and self.model.device == "cuda" and cluster.replicas * each > cluster.ranks:
