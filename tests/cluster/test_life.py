@@ -73,6 +73,18 @@ def test_a_line_says_that_it_lives_between_answers(monkeypatch):
     beating.close()
 
 
+@pytest.mark.parametrize("act", [lambda line: line.recv(), lambda line: line.send(np.zeros(1 << 20))])
+def test_a_line_has_ended_where_the_other_end_was_closed_with_signs_of_life_unread(monkeypatch, act):
+    monkeypatch.setattr(life, "TICK", 0.001)
+    ours, theirs = socket.socketpair()
+    beating = BeatingLine(theirs.detach())
+    ours.recv(1, socket.MSG_PEEK)  # now there is one
+    ours.close()
+    with pytest.raises(EOFError):
+        act(beating)
+    beating.close()
+
+
 class Stops:
     """Makes no learner: stops its process, as a debugger or a machine out of memory does."""
 

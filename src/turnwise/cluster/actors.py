@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from turnwise.cluster.life import TICK, Silence, silent_for
@@ -59,7 +60,7 @@ class ActorRanks:
         size = self.shape.ranks
         actor = ray.remote(concurrency_groups={LIFE: 1})(RankActor)
         self.actors = [actor.options(**site.rank_options(rank)).remote() for rank in range(size)]
-        self.silence = Silence(site.config.answer_seconds, ())
+        self.silence = Silence(inf, ())  # a start may take any time
         self.asked: dict[int, Any] = {}
         """Ranks that were asked for a sign of life and have not answered."""
         site.rank_gpus = ray.get([actor.gpus.remote() for actor in self.actors])
@@ -72,6 +73,7 @@ class ActorRanks:
                 for rank, a in enumerate(self.actors)
             ]
         )
+        self.silence = Silence(site.config.answer_seconds, range(size))
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         return self.answers(

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
@@ -61,11 +61,24 @@ class BeatingLine(Connection):
         threading.Thread(target=self.beat, name="signs of life", daemon=True).start()
 
     def send(self, obj: Any) -> None:
-        with self.sending:
+        with self.sending, ended_as_eof():
             super().send(obj)
 
+    def recv(self) -> Any:
+        with ended_as_eof():
+            return super().recv()
+
     def beat(self) -> None:
-        with suppress(OSError):  # the run has ended, which the rank notices itself
+        with suppress(EOFError, OSError):  # the run has ended, which the rank notices itself
             while True:
                 self.send(BEAT)
                 time.sleep(TICK)
+
+
+@contextmanager
+def ended_as_eof() -> Iterator[None]:
+    """An EOFError wherever the other end is closed: the kernel calls it a reset where signs of life were not read."""
+    try:
+        yield
+    except ConnectionError:
+        raise EOFError from None
