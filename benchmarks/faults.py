@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from cluster_cells import CLUSTER_CELLS
 from fault_cells import CELLS, Cell, Unavailable, begun
 from trial import Trial, left_running
 
@@ -63,18 +64,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells whose fault or moment has one of these words")
     parser.add_argument("--quick", action="store_true", help="a few cells")
+    parser.add_argument("--cluster", action="store_true", help="cells about other processes, servers and nodes alone")
     parser.add_argument("--keep", metavar="FOLDER", help="leave all runs in this folder")
     parser.add_argument("--json", metavar="FILE", type=Path)
     chosen = parser.parse_args()
     words = chosen.only or (QUICK if chosen.quick else None)
-    cells = [cell for cell in CELLS if not words or any(word in f"{cell.what}, {cell.when}" for word in words)]
+    among = CLUSTER_CELLS if chosen.cluster else CELLS if chosen.quick else (*CELLS, *CLUSTER_CELLS)
+    cells = [cell for cell in among if not words or any(word in f"{cell.what}, {cell.when}" for word in words)]
     folder = Path(chosen.keep or tempfile.mkdtemp(prefix="turnwise-faults-"))
     began, rows = time.monotonic(), []
     try:
-        reference = Trial(folder / "undisturbed")
-        assert reference.start().wait(600) == 0, reference.said
+        undisturbed = []
+        if any(cell.same for cell in cells):
+            reference = Trial(folder / "undisturbed")
+            assert reference.start().wait(600) == 0, reference.said
+            undisturbed = reference.metrics
         for place, cell in enumerate(cells):
-            row = play(cell, folder / f"{place:02d}", reference.metrics)
+            row = play(cell, folder / f"{place:02d}", undisturbed)
             rows.append(row)
             state = f"WRONG: {row['wrong']}" if row["wrong"] else "ok"
             print(f"{place + 1}/{len(cells)} {cell.what}, {cell.when}: {state}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -34,13 +35,19 @@ class Faulty(Hops):
     """Lookups of which a share misbehaves. Which ones is decided by the task and the text, so that a run and its
     repetition meet the same."""
 
-    def __init__(self, fault: str = "", share: float = 0.05, pace: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self, fault: str = "", share: float = 0.05, pace: float = 0.0, counts: bool = False, **settings: Any
+    ) -> None:
+        """`counts`: whether each task that is opened is written down beside the cache."""
         super().__init__(**settings)
-        self.fault, self.share, self.pace = fault, share, pace
+        self.fault, self.share, self.pace, self.counts = fault, share, pace, counts
 
     async def open(self, task: Task) -> Reply:
         self.seed = str(task.data["store"])
         self.count = 0
+        if self.counts:
+            with open(Path(os.environ["TURNWISE_CACHE"]).parent / "opened", "a") as file:
+                file.write(f"{task.id}\n")
         return await super().open(task)
 
     async def step(self, message: Message) -> Reply:
