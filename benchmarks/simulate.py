@@ -37,10 +37,10 @@ import numpy as np
 
 from turnwise.preflight.attempt_shape import AttemptShape
 from turnwise.recipe.parse import load_recipe
-from turnwise.simulate.outcome import Outcome
+from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.pace import LearnerPace, MeasuredPace
 from turnwise.simulate.simulation import Setup, simulate
-from turnwise.simulate.workload import LognormalDelay, RecordedGroups, ShapedGroups, SimulatedTurn
+from turnwise.simulate.workload import LognormalDelay, RedrawnGroups, ShapedGroups, SimulatedTurn
 from turnwise.testing.clock import VirtualLoop
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
@@ -294,12 +294,12 @@ def calibrated(run: Real) -> Calibration:
     return Calibration(MeasuredPace(fixed, sequence, prompt, call), learner, run.turn_seconds, run.groups)
 
 
-def predicted(found: Calibration, shape: dict[str, Any], seeds: int) -> list[Outcome]:
+def predicted(found: Calibration, shape: dict[str, Any], seeds: int) -> list[SimulatedRun]:
     from turnwise.assemble.run import settings_of
 
     rest = overrides_of(shape)
     recipe = load_recipe(RECIPE, [*STEADY, *SMALL, *rest, "steps=60"])
-    workload = RecordedGroups(found.groups, LognormalDelay(shape["scale"], shape["sigma"]))
+    workload = RedrawnGroups(found.groups, LognormalDelay(shape["scale"], shape["sigma"]))
     beside = max(0.0, found.turn_seconds - found.engine.call)
     setup = Setup(found.engine, found.learner, workload, 1, recipe.engine.max_num_seqs, turn_seconds=beside)
     if not recipe.max_lag:  # one thread does everything, and weights are not copied

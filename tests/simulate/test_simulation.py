@@ -11,7 +11,7 @@ from turnwise.preflight.attempt_shape import AttemptShape
 from turnwise.recipe.parse import load_recipe
 from turnwise.simulate.pace import LearnerPace, MeasuredPace
 from turnwise.simulate.simulation import Setup, simulate
-from turnwise.simulate.workload import LognormalDelay, RecordedGroups, ShapedGroups, SimulatedTurn
+from turnwise.simulate.workload import LognormalDelay, RedrawnGroups, ShapedGroups, SimulatedTurn
 
 PACE = MeasuredPace(fixed=0.01, sequence=0.001, prompt=0.0005)
 NO_LEARNING = LearnerPace(0.0, 0.0, 0.0, 0.0)
@@ -24,7 +24,7 @@ def settings(*overrides):
 def groups(*turns, attempts=2, delay=0.0):
     """Groups of equal attempts with the given (prompt, action) of each turn."""
     attempt = [SimulatedTurn(prompt, action, 0.0) for prompt, action in turns]
-    return RecordedGroups([[attempt] * attempts], lambda random: delay)
+    return RedrawnGroups([[attempt] * attempts], lambda random: delay)
 
 
 def test_a_synchronous_step_is_the_sum_of_its_parts():

@@ -120,8 +120,8 @@ async def not_caught(check, leave, names):
     tensor as it was at first, or none."""
     learner, limit = check.learner, check.limit
     plain = await check.sample(0, "plain", AT_START)
-    check.limit = limit = limit or max(EXACT, ROOM * await check.difference(plain))
-    changes, _ = await check.changes(plain)
+    check.limit = limit = limit or max(EXACT, ROOM * (await check.difference(plain)).size)
+    changes, _ = await check.changes(plain.turns)
     left = list(names)
     for number, change in enumerate(changes):
         learner.disturb(change)
@@ -141,7 +141,7 @@ async def not_caught(check, leave, names):
 async def gap_after(check, number):
     await check.engine.load(check.learner.publish(), 0)
     await check.engine.forget()
-    return await check.difference(await check.sample(0, f"disturbed {number}", AT_START))
+    return (await check.difference(await check.sample(0, f"disturbed {number}", AT_START))).size
 
 
 # ---------------------------------------------------------------- in a rank

@@ -32,6 +32,7 @@ from turnwise.assemble.resumed_recipe import keeps_start, resumed_recipe
 from turnwise.assemble.rollout_workers import heldout_groups, rollout_pool, training_groups
 from turnwise.assemble.servers import check_servers
 from turnwise.assemble.warm_start import starting_source
+from turnwise.assemble.weight_check import weight_check_of
 from turnwise.atomic import atomic_folder
 from turnwise.cluster.placement import check_room
 from turnwise.cluster.rollout_pool import RolloutPool
@@ -39,9 +40,8 @@ from turnwise.credit.failure import ON_FAILURE
 from turnwise.engines.base import Engine
 from turnwise.engines.remote.fork_server import forked_children
 from turnwise.evaluation.evaluator import Evaluator
-from turnwise.learn.base import AnyLearner
 from turnwise.plan.plan import Plan
-from turnwise.pretrained import CausalLM, ChatTokenizer
+from turnwise.pretrained import CausalLM
 from turnwise.recipe.schema import Recipe
 from turnwise.rollout.environments import Environments
 from turnwise.rollout.render.renderer import Renderer
@@ -331,29 +331,6 @@ async def opened(engine: Engine) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.close()
-
-
-def weight_check_of(
-    recipe: Recipe,
-    engine: Engine,
-    learner: AnyLearner,
-    plan: Plans,
-    run: Worker,
-    model: CausalLM,
-    tokenizer: ChatTokenizer,
-) -> WeightCheck:
-    return WeightCheck(
-        engine,
-        learner,
-        plan,
-        run,
-        temperature=recipe.sampling.temperature,
-        vocabulary=min(len(tokenizer), model.get_input_embeddings().num_embeddings),
-        exact=recipe.model.dtype == "float32",
-        longest=recipe.rollout.max_trajectory_tokens,
-        limit=recipe.weight_check.limit,
-        every=recipe.weight_check.every,
-    )
 
 
 def stages_of(recipe: Recipe, make: MakeGroup, plan: Plans, run: Worker, arrived: Arrived = unchecked) -> Stages:

@@ -160,7 +160,7 @@ class RolloutWorker:
             line.flush()
 
 
-class Silence(Stopwatch):
+class SilenceWatch(Stopwatch):
     """The stopwatch of a worker: it also stands still while the run says nothing."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class WorkerLoop(RunLoop):
     """The event loop of a worker. Deadlines of attempts do not run while the run itself stalls."""
 
     def __init__(self) -> None:
-        self.silence = Silence()
+        self.silence = SilenceWatch()
         super().__init__(self.silence)
 
     def heard(self) -> None:

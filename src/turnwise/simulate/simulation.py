@@ -18,7 +18,7 @@ from turnwise.runs.archive import Record
 from turnwise.schedule.resting import Heard
 from turnwise.schedule.tasks import Draw
 from turnwise.simulate.engine import Call, Replica, SimulatedEngine
-from turnwise.simulate.outcome import Outcome
+from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.pace import EnginePace, LearnerPace
 from turnwise.simulate.workload import SimulatedAttempt, Workload
 from turnwise.testing import clock
@@ -235,7 +235,7 @@ class Simulation:
 
     # ------------------------------------------------------------ what came of it
 
-    def outcome(self, skip: int) -> Outcome:
+    def outcome(self, skip: int) -> SimulatedRun:
         """Of the steps after the first `skip`."""
         first, last = self.moments[skip - 1], self.moments[-1]
         seconds, steps = last.time - first.time, len(self.moments) - skip
@@ -246,7 +246,7 @@ class Simulation:
             for lag, count in of_step.items():
                 counts[lag] += count * (step >= skip)
         total = sum(counts.values())
-        return Outcome(
+        return SimulatedRun(
             seconds_per_step=seconds / steps,
             engines_busy=busy / seconds,
             learner_busy=(last.learner - first.learner) / seconds,
@@ -261,7 +261,7 @@ class Simulation:
         )
 
 
-def simulate(setup: Setup, settings: Settings, *, seed: int = 0, skip: int | None = None) -> Outcome:
+def simulate(setup: Setup, settings: Settings, *, seed: int = 0, skip: int | None = None) -> SimulatedRun:
     """The outcome of a setup under the settings of a loop; the first steps, in which the pipeline fills, are left
     out."""
     skip = settings.max_lag + 1 if skip is None else skip

@@ -14,7 +14,7 @@ from turnwise.preflight.operation_counter import OPTIMIZER
 from turnwise.preflight.rehearsal import Rehearsal
 from turnwise.preflight.step_time import StepTime, step_time
 from turnwise.recipe.schema import Recipe
-from turnwise.simulate.outcome import Outcome
+from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.pace import CardPace, LearnerPace
 from turnwise.simulate.simulation import Setup, simulate
 from turnwise.simulate.workload import LognormalDelay, ShapedGroups
@@ -122,7 +122,7 @@ def best_split(
     delay: LognormalDelay = DELAY,
     drivers: int = 1,
     seed: int = 0,
-) -> tuple[Split, Outcome]:
+) -> tuple[Split, SimulatedRun]:
     """The best split: from the one that is best by arithmetic, cards move to the busier part as long as that helps."""
     candidates = list(splits(recipe, found, engine, card, cards))
     if not candidates:
@@ -133,7 +133,7 @@ def best_split(
     workload = ShapedGroups(AttemptShape.of(recipe), delay)
     settings = replace(settings_of(recipe), steps=STEPS + recipe.max_lag + 1)
 
-    def simulated(place: int) -> Outcome:
+    def simulated(place: int) -> SimulatedRun:
         return simulate(candidates[place].setup(recipe, card, workload, drivers), settings, seed=seed)
 
     place = min(range(len(candidates)), key=lambda place: candidates[place].estimate(recipe, card))

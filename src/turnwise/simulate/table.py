@@ -10,7 +10,7 @@ from turnwise.preflight.engine_memory import EngineMemory
 from turnwise.preflight.model_config import config_of
 from turnwise.preflight.rehearsal import rehearse
 from turnwise.recipe.schema import Recipe
-from turnwise.simulate.outcome import Outcome
+from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.split import DELAY, SYNC_RATE, TURN_SECONDS, Split, best_split
 from turnwise.simulate.workload import LognormalDelay
 
@@ -39,7 +39,7 @@ def split_lines(
             yield f"{cards:6}  {error}"
 
 
-def row(split: Split, outcome: Outcome) -> str:
+def row(split: Split, outcome: SimulatedRun) -> str:
     engines = f"{split.replicas} x {split.engine.cards}"
     busy = f"{outcome.learner_busy:8.0%}{outcome.engines_busy:9.0%}{outcome.driver_busy:6.0%}"
     return (

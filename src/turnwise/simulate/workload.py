@@ -74,7 +74,7 @@ class ShapedGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedGroups:
+class RedrawnGroups:
     """Groups that a run recorded, drawn again, with environment calls of another time."""
 
     groups: Sequence[Sequence[SimulatedAttempt]]

@@ -186,15 +186,7 @@ async def train(
             metrics, records = await stages.run(train_step, settings, stages, learner, taken, progress.step)
             progress.step += 1
             loading = time.perf_counter()
-            with listening() as load_stages:
-                if can_sleep(engine):
-                    await stages.run(learner.release)
-                with stage("gather"):
-                    weights = await stages.run(learner.publish)
-                await engine.load(weights, progress.step)
-                stream.advance(progress.step)
-                with stage("check"):
-                    found = await stages.arrived(progress.step)
+            found, load_metrics = await load(parts, stream, progress.step)
             now = time.perf_counter()
             progress.draws += taken.count
             progress.used = stream.used.copy()
@@ -204,13 +196,26 @@ async def train(
             progress.lag_max = max(progress.lag_max, int(np.nan_to_num(metrics["lag/max"])))
             timings = {"seconds/wait_for_groups": waited, "seconds/load": now - loading, "seconds/step": now - began}
             used = tasks.metrics(progress.draws)
-            timings |= load_stages.metrics
-            measured = {**metrics, **found.metrics, **timings, **used, **stream.fairness.metrics()}
+            measured = {**metrics, **found.metrics, **timings, **load_metrics, **used, **stream.fairness.metrics()}
             await after(progress, measured, records, stream.waiting())
             refuse_to_go_on(settings, learner, metrics, found)
             slots.release(len(taken.kept))
             if stop.is_set():
                 return
+
+
+async def load(parts: LoopParts, stream: GroupStream, version: int) -> tuple[CheckResult, dict[str, float]]:
+    """Have the engine sample with the learner's weights: (what a check of the load found, seconds of its stages)."""
+    with listening() as stages_of_load:
+        if can_sleep(parts.engine):
+            await parts.stages.run(parts.learner.release)
+        with stage("gather"):
+            weights = await parts.stages.run(parts.learner.publish)
+        await parts.engine.load(weights, version)
+        stream.advance(version)
+        with stage("check"):
+            found = await parts.stages.arrived(version)
+    return found, stages_of_load.metrics
 
 
 def refuse_to_go_on(settings: Settings, learner: AnyLearner, metrics: Mapping[str, float], found: CheckResult) -> None:

@@ -43,7 +43,7 @@ DIE_WITH_PARENT = 1
 """Linux's PR_SET_PDEATHSIG."""
 
 
-class ForkServer:
+class ChildServer:
     """The server as seen by the process that starts it, when the first child is asked for. It imports some modules.
 
     Example:
@@ -113,7 +113,7 @@ class ForkServer:
 class ForkedProcess:
     """A child of the server, with those methods of `subprocess.Popen` that are needed."""
 
-    def __init__(self, server: ForkServer, told: int) -> None:
+    def __init__(self, server: ChildServer, told: int) -> None:
         self.server = server
         self.told = told
         self.returncode: int | None = None
@@ -155,7 +155,7 @@ def read_at_import(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name.startswith(READ_AT_IMPORT)}
 
 
-ACTIVE: list[ForkServer] = []
+ACTIVE: list[ChildServer] = []
 """The server that children are forked from; none where each is an interpreter of its own."""
 
 
@@ -166,14 +166,14 @@ def forked_children(modules: Sequence[str]) -> Iterator[None]:
     if ACTIVE or not sys.platform.startswith("linux"):
         yield
         return
-    ACTIVE.append(ForkServer(modules))
+    ACTIVE.append(ChildServer(modules))
     try:
         yield
     finally:
         ACTIVE.pop().close()
 
 
-def active_server() -> ForkServer | None:
+def active_server() -> ChildServer | None:
     """The server that can fork a child now."""
     return ACTIVE[0] if ACTIVE and ACTIVE[0].serves() else None
 
