@@ -120,8 +120,14 @@ def ranked(recipe: Recipe, model: CausalLM, make: MakeLearner, site: Site | None
         threads = recipe.model.threads or max(1, int(cluster.cpus))
         return RankedLearner(ActorRanks(site, make, device=device, threads=threads), cost_of(model))
     threads = recipe.model.threads or max(1, (os.cpu_count() or 1) // cluster.ranks)
-    how = {"device": device, "threads": threads, "on_host": cluster.offload, "answer_seconds": cluster.answer_seconds}
-    ranks = ProcessRanks(MeshShape.of(cluster), make, **how)
+    ranks = ProcessRanks(
+        MeshShape.of(cluster),
+        make,
+        device=device,
+        threads=threads,
+        on_host=cluster.offload,
+        answer_seconds=cluster.answer_seconds,
+    )
     return RankedLearner(ranks, cost_of(model))
 
 

@@ -93,12 +93,11 @@ class ProcessRanks:
         waiting = {line: rank for rank, line in enumerate(self.lines)}
         silence = Silence(self.answer_seconds, () if starting else waiting.values())
         while waiting:
-            ready = wait(list(waiting), TICK)
+            ready = [line for line in wait(list(waiting), TICK) if isinstance(line, Connection)]
             silent = silence.look([waiting[line] for line in ready], waiting.values())
             if silent is not None:
                 self.fail(silent, silent_for(self.answer_seconds))
             for line in ready:
-                assert isinstance(line, Connection)
                 rank = waiting[line]
                 said = self.received(rank, line)
                 if said is BEAT:
