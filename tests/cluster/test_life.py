@@ -21,7 +21,7 @@ from turnwise.schedule.stopping import LearnerLost
 def clock(monkeypatch):
     """A clock that somebody turns."""
     now = [100.0]
-    monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
