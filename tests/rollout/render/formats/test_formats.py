@@ -314,10 +314,12 @@ def test_a_value_of_seed_keeps_its_line_breaks_as_its_template_writes_none():
     assert READERS["seed_oss"].parse(text, TOOLS).calls == (ToolCall("get", {"name": "amber\n"}),)
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "seed_oss", "glm", "minimax", "dsml", "deepseek", "kimi_k2"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen_xml", "seed_oss", "glm", "minimax", "dsml", "deepseek", "kimi_k2", "kimi_k3"]
+)
 def test_the_calls_beside_a_broken_one_are_read(name):
     good, other = SAMPLES[name]
-    broken = good.replace("get", "g<e<t", 1).replace("amber", "birch")
+    broken = good.replace("get", " " if name == "kimi_k3" else "g<e<t", 1).replace("amber", "birch")
     for text in (broken + good + other, good + broken + other, good + other + broken):
         read = READERS[name].parse(text, TOOLS)
         assert read.calls == (GET, THREE), read
@@ -332,6 +334,30 @@ def test_a_broken_call_in_a_block_of_several_spares_the_others():
     read = READERS["minimax"].parse(text, TOOLS)
     assert read.calls == (GET, THREE)
     assert "given twice" in read.fault
+
+
+K3_CALL = '<|open|>call tool="get" index="1"<|sep|>{}<|close|>call<|sep|>'
+K3_ARGUMENT = '<|open|>argument key="a" type="string"<|sep|>x<|close|>argument<|sep|>'
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '<|open|>call index="1"<|sep|><|close|>call<|sep|>',
+        K3_CALL.format(K3_ARGUMENT + K3_ARGUMENT),
+        K3_CALL.format("<|open|>json<|sep|>3<|close|>json<|sep|>"),
+        '<|open|>call tool="get" index="1"<|sep|>',
+    ],
+    ids=["no name", "twice", "no object", "no end"],
+)
+def test_a_broken_call_of_kimi_k3_spares_the_others_of_its_block(broken):
+    block = "<|open|>tools<|sep|>{}<|close|>tools<|sep|>"
+    inside = K3[0].split("<|sep|>", 1)[1].removesuffix("<|close|>tools<|sep|>")
+    for parts in (broken + inside, inside + broken):
+        read = READERS["kimi_k3"].parse(block.format(parts), TOOLS)
+        assert read.calls == (GET,)
+        assert "could not be read" in read.fault
+        assert broken.split("<|sep|>")[0] in read.content
 
 
 def glm(*parts):

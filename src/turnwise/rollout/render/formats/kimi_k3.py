@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.messages import Message, ToolCall, ToolSpec
 from turnwise.rollout.render.formats.coerce import guessed
 from turnwise.rollout.render.toolcalls import (
+    MOST_BROKEN,
     Fault,
     Format,
     check_value,
@@ -37,54 +39,104 @@ HELP = (
 
 def read_kimi_k3(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
     thinking, answer = split_thinking(text, MARKS, TOOLS)
-    try:
-        outside, calls = read_channels(answer)
-    except Fault as fault:
-        raise Fault(f"a tool call could not be read: {fault}; {HELP}") from None
+    outside, calls, faults = read_channels(answer)
+    unread = f"a tool call could not be read: {faults[0]}; {HELP}" if faults else ""
+    if unread and (not calls or len(faults) > MOST_BROKEN):
+        raise Fault(unread)
     if calls:
-        return spoken_with(thinking, outside, calls)
+        return replace(spoken_with(thinking, outside, calls), fault=unread)
     return Message("assistant", "".join(outside), thinking)
 
 
-def read_channels(text: str) -> tuple[list[str], list[ToolCall]]:
-    """(what is said, the calls) of an answer."""
+def read_channels(text: str) -> tuple[list[str], list[ToolCall], list[Fault]]:
+    """(what is said, the calls, what is wrong with other calls) of an answer. The text of a call that cannot be read is
+    said."""
     outside: list[str] = []
     calls: list[ToolCall] = []
-    name: str | None = None
-    arguments: dict[str, Any] = {}
-    key, kind, start = "", "", -1
+    faults: list[Fault] = []
+    call: OpenCall | None = None
     position = 0
     in_tools = False
     for mark in MARK.finditer(text):
         way, channel = mark[1], mark[2]
-        if start >= 0:  # within a value only its own closing tag counts
-            if (way, channel) != ("close", "json" if kind == "json" else "argument"):
-                continue
-            put(arguments, key, kind, text[start : mark.start()])
-            start = -1
-        elif channel in ("argument", "json") and way == "open" and name is not None:
-            attributes = dict(ATTRIBUTE.findall(mark[3]))
-            key, kind = unescaped(attributes.get("key", "")), attributes.get("type", "string")
-            kind, start = ("json" if channel == "json" else kind), mark.end()
+        if call is not None and call.takes(text, mark):
+            pass
         elif channel == "call" and way == "open":
-            name, arguments = unescaped(dict(ATTRIBUTE.findall(mark[3])).get("tool", "")), {}
-        elif channel == "call" and name is not None:
-            check_value(arguments)
-            calls.append(call_of_k3(name, arguments))
-            name = None
+            if call is not None:
+                faults.append(Fault("a call does not end"))
+                outside.append(text[call.start : mark.start()])
+            call = OpenCall(mark.start(), unescaped(dict(ATTRIBUTE.findall(mark[3])).get("tool", "")))
+        elif channel == "call" and call is not None:
+            try:
+                calls.append(call.closed())
+            except Fault as fault:
+                faults.append(fault)
+                outside.append(text[call.start : mark.end()])
+            call = None
         elif not in_tools:
             outside.append(text[position : mark.start()])
         if channel == "tools":
             in_tools = way == "open"
         position = mark.end()
-    if start >= 0 or name is not None:
-        raise Fault("a call does not end")
     rest = text[position:]
-    if cut := CUT.search(rest[-64:]):
-        rest = rest[: len(rest) - len(cut[0])]
-    if not in_tools:
-        outside.append(rest)
-    return outside, calls
+    if call is not None:
+        faults.append(Fault("a call does not end"))
+        outside.append(text[call.start :])
+    elif not in_tools:
+        cut = CUT.search(rest[-64:])
+        outside.append(rest[: len(rest) - len(cut[0])] if cut else rest)
+    return outside, calls, faults
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that is being read."""
+
+    start: int
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fault: Fault | None = None
+    key: str = ""
+    kind: str = ""
+    value: int = -1
+    """Where the open value begins; -1 between values."""
+
+    def takes(self, text: str, mark: re.Match[str]) -> bool:
+        """Whether a mark belongs to an argument of this call. Within a value all marks but its closing tag are text."""
+        way, channel = mark[1], mark[2]
+        if self.value >= 0:
+            if (way, channel) == ("close", "json" if self.kind == "json" else "argument"):
+                self.put(text[self.value : mark.start()])
+                self.value = -1
+            return True
+        if way == "close" or channel not in ("argument", "json"):
+            return False
+        attributes = dict(ATTRIBUTE.findall(mark[3]))
+        self.key = unescaped(attributes.get("key", ""))
+        self.kind = "json" if channel == "json" else attributes.get("type", "string")
+        self.value = mark.end()
+        return True
+
+    def put(self, text: str) -> None:
+        """Add one argument, or all of them where they are one JSON object."""
+        try:
+            value = text if self.kind == "string" else guessed(text)
+            if self.kind != "json":
+                if self.key in self.arguments:
+                    raise Fault("an argument is given twice")
+                self.arguments[self.key] = value
+            elif isinstance(value, dict):
+                self.arguments.update(value)
+            else:
+                raise Fault("the arguments are one JSON object")
+        except Fault as fault:
+            self.fault = self.fault or fault
+
+    def closed(self) -> ToolCall:
+        if self.fault is not None:
+            raise self.fault
+        check_value(self.arguments)
+        return call_of_k3(self.name, self.arguments)
 
 
 def call_of_k3(name: str, arguments: dict[str, Any]) -> ToolCall:
@@ -92,19 +144,6 @@ def call_of_k3(name: str, arguments: dict[str, Any]) -> ToolCall:
     if "<|" not in name and is_name(name.replace("<", "(").replace(">", ")")):
         return ToolCall(name, arguments)
     return make_call(name, arguments)
-
-
-def put(arguments: dict[str, Any], key: str, kind: str, text: str) -> None:
-    """Add one argument, or all of them where they are one JSON object."""
-    if kind == "json":
-        value = guessed(text)
-        if not isinstance(value, dict):
-            raise Fault("the arguments are one JSON object")
-        arguments.update(value)
-    elif key in arguments:
-        raise Fault("an argument is given twice")
-    else:
-        arguments[key] = text if kind == "string" else guessed(text)
 
 
 def unescaped(text: str) -> str:
