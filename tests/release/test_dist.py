@@ -109,6 +109,7 @@ def test_recipes_are_found_in_the_wheel(packages: tuple[Path, Path, Path], tmp_p
         files.extractall(tmp_path / "site")
     (tmp_path / "empty").mkdir()
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); from turnwise.cli.commands import main; main()"
+    first_line = (ROOT / "recipes/quickstart.toml").read_text().splitlines()[0].removeprefix("# ")
     for arguments in (["recipes"], ["recipes", "quickstart"]):
         done = subprocess.run(
             [sys.executable, "-I", "-c", code, *arguments],
@@ -117,4 +118,4 @@ def test_recipes_are_found_in_the_wheel(packages: tuple[Path, Path, Path], tmp_p
             text=True,
             check=True,
         )
-        assert "follow links on a laptop" in done.stdout
+        assert first_line in done.stdout
