@@ -321,7 +321,7 @@ def test_the_order_of_opening_changes_no_token_and_no_weight(tmp_path):
     """At lag 0, with one place, four, and more than there are attempts. The engine rounds by how many rows it has, so
     that the gap between its logprobs and the learner's is all that differs."""
     metrics, weights = [], []
-    game = ["env.0.name=guess", "env.0.tasks={}", "sft.updates=20", "loss.anchor=learner", "steps=1"]
+    game = ["env.0.name=guess", "env.0.tasks={high=9,count=12}", "sft.updates=20", "loss.anchor=learner", "steps=1"]
     for limit in (1, 4, 1000):
         folder = tmp_path / str(limit)
         folder.mkdir()
