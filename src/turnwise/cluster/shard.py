@@ -57,15 +57,17 @@ def shard(shell: Shell, mesh: Mesh, dtype: torch.dtype, offload: bool = False) -
         apply_tensor_parallelism(model, mesh, tp_plan)
     if ep_plan:
         apply_expert_parallelism(model, mesh, ep_plan)
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=torch.promote_types(dtype, torch.float32), cast_forward_inputs=True
-    )
+    widened = torch.promote_types(dtype, torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=widened, cast_forward_inputs=True)
     where = CPUOffloadPolicy(pin_memory=mesh.device == "cuda") if offload else OffloadPolicy()
     how: dict[str, Any] = {"reshard_after_forward": True, "mp_policy": policy, "offload_policy": where}
     for experts in dispatched_experts(model, ep_plan):
         fully_shard(experts, mesh=mesh.of_expert_weights(), **how)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh.of_weights(), **how)
+    if shell.head is not None:  # values may differ by a few percent: the product that yields them is not rounded
+        whole = MixedPrecisionPolicy(param_dtype=widened, reduce_dtype=widened, cast_forward_inputs=True)
+        fully_shard(shell.head, mesh=mesh.of_weights(), **{**how, "mp_policy": whole})
     fully_shard(shell, mesh=mesh.of_weights(), **how)
     for module in shell.modules():
         if isinstance(module, FSDPModule):
