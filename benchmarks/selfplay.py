@@ -1,6 +1,6 @@
 """What self-play does to the win rate against an opponent that plays at random, on held-out games.
 
-    python benchmarks/selfplay.py [--quick] [--json PATH] [--seeds 0 1] [--runs FOLDER]
+    python benchmarks/selfplay.py [--quick] [--json PATH] [--seeds 0 1 2] [--runs FOLDER]
 
 Trains recipes/selfplay.toml once per seed and prints, before and after training, the win rate over 256 held-out games
 with its 95 % interval (Wilson), how many games ended by an illegal move of the model, and the win rate in the other
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, help="a folder with a finished run for each seed")
     arguments = parser.parse_args()
     rows = []
