@@ -12,6 +12,7 @@ import traceback
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Lock
 from unittest import mock
 
 import torch
@@ -48,6 +49,7 @@ class Pool:
     def __init__(self, size):
         self.size, self.made = size, 0
         self.lines, self.processes = [], []
+        self.calling = Lock()  # weights are read in a thread, beside the checkpoint
 
     def start(self):
         context = multiprocessing.get_context("spawn")
@@ -60,6 +62,10 @@ class Pool:
             self.lines.append(here)
 
     def run(self, function, *arguments):
+        with self.calling:
+            return self.run_alone(function, *arguments)
+
+    def run_alone(self, function, *arguments):
         if not self.lines:
             self.start()
         for rank, line in enumerate(self.lines):
