@@ -3,8 +3,8 @@
 There are two kinds. Flips turn the signs of some numbers of a tensor, and the model says something else; the more
 numbers, the more so, and the more does the rounding of low precision show as well. A mirror turns all signs of tensors
 whose signs cancel out, so that the model says the same as before, to the last bit: rounding shows no more than before,
-while one tensor that is left behind is as wrong as can be. Mirrors are made for models built like Llama; who uses one
-looks whether it is one for the model at hand.
+while one tensor that is left behind is as wrong as can be. Mirrors are made for models built like Llama, and for
+mixtures of experts that are; who uses one looks whether it is one for the model at hand.
 """
 
 from __future__ import annotations
@@ -39,18 +39,28 @@ class Mirror:
 MIRRORS = {
     # All hidden states are turned, and the output layer turns them back.
     "stream": Mirror(
-        tuple("embed_tokens lm_head input_layernorm post_attention_layernorm q_proj k_proj v_proj up_proj".split()),
-        tuple("q_proj k_proj v_proj o_proj up_proj down_proj".split()),
+        tuple(
+            "embed_tokens lm_head input_layernorm post_attention_layernorm q_proj k_proj v_proj up_proj "
+            "experts.down_proj".split()
+        ),
+        tuple("q_proj k_proj v_proj o_proj up_proj down_proj experts.down_proj".split()),
     ),
-    # What a layer adds to them stays the same.
+    # What a layer adds to them stays the same. In a mixture a router that is left behind takes the experts with the
+    # lowest scores.
     "layers": Mirror(
-        tuple("v_proj o_proj post_attention_layernorm gate_proj down_proj q_norm k_norm".split()), ("v_proj", "up_proj")
+        tuple(
+            "v_proj o_proj post_attention_layernorm gate_proj down_proj q_norm k_norm "
+            "gate router shared_expert_gate experts.gate_up_proj".split()
+        ),
+        ("v_proj", "up_proj"),
     ),
     "queries": Mirror(("q_proj", "k_proj"), ("q_proj", "k_proj")),
     "values": Mirror(("v_proj", "o_proj"), ("v_proj",)),
     "gated": Mirror(("up_proj", "down_proj"), ("up_proj",)),
 }
 LAST = re.compile(r"(\w+)\.(weight|bias|lora_A\.\w+\.weight|lora_B\.\w+\.weight)$")
+OF_EXPERTS = re.compile(r"experts\.(gate_up_proj|down_proj)(_bias)?$")
+"""All experts of a layer in one tensor, as transformers has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +161,8 @@ def kind_of(name: str) -> str:
 def last_of(name: str) -> tuple[str, str]:
     """(layer, kind of its tensor): ("q_proj", "bias") of model.layers.0.self_attn.q_proj.bias. With an adapter, the
     signs of a weight are those of its own and of the adapter's first half."""
+    if experts := OF_EXPERTS.search(plain_name(name)):
+        return f"experts.{experts[1]}", "bias" if experts[2] else "weight"
     found = LAST.search(plain_name(name))
     return (found[1], found[2].partition(".")[0]) if found else (name, "")
 
