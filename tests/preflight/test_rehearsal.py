@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.preflight.brief import rehearse_a_few
 from turnwise.preflight.model_config import config_at
 from turnwise.preflight.operation_counter import BUFFERS, GATHER, GATHER_ROOT, HEAD, LAYERS, OperationCounter
-from turnwise.preflight.rehearsal import GRADIENTS, MASTERS, MOMENTS, rehearse
+from turnwise.preflight.rehearsal import GRADIENTS, MASTERS, MOMENTS, rehearse, shallower
 from turnwise.preflight.share_guard import OverShareError, ShareGuard
 from turnwise.recipe.parse import load_recipe
 
@@ -122,6 +123,20 @@ def test_the_host_waits_for_no_layer(name, layers):
 @pytest.mark.parametrize("name", CASES)
 def test_a_deeper_model_waits_no_longer(name):
     assert found(name, QUICK)[0].waits == found(name, None)[0].waits
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("qwen3-8b-8gpu", 6), *(pytest.param(name, None, marks=pytest.mark.slow) for name in CASES)],
+)
+def test_a_few_layers_predict_the_peak_of_all_of_them(name, layers):
+    config = shallower(config_at(CASES[name][0]).config, layers)
+    recipe = load_recipe(Path(name), [])
+    predicted, whole = rehearse_a_few(recipe, config, "cuda"), rehearse(recipe, config, "cuda", None, brief=True)
+    assert predicted.layers == whole.layers == config.num_hidden_layers
+    assert predicted.num_parameters == whole.num_parameters
+    assert predicted.peak == pytest.approx(whole.peak, rel=0.01)
+    assert predicted.at_peak == pytest.approx(whole.at_peak, rel=0.05, abs=0.01 * whole.peak)
 
 
 def test_the_guard_fails_where_a_rank_gathers_the_whole_model():

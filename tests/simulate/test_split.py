@@ -78,7 +78,7 @@ def test_too_few_cards_are_refused_with_what_to_do():
         best_split(RECIPE, rehearsal(peak=200 * 10**9), ENGINE, H100, 2)
 
 
-def test_more_layers_cost_what_the_second_does():
+def test_more_layers_cost_what_the_last_rehearsed_one_does():
     one = rehearsal(layers=1, costs={(LAYERS, 1.0, 1.0): 5, ("head", 2.0, 2.0): 1}, kernels={LAYERS: 5})
     two = rehearsal(layers=2, costs={(LAYERS, 1.0, 1.0): 9, ("head", 2.0, 2.0): 1}, kernels={LAYERS: 9})
     found = deeper(one, two, 36)

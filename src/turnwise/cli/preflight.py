@@ -81,7 +81,7 @@ def split_command(recipe: Recipe, chosen: argparse.Namespace) -> int:
         raise ValueError(f"--card {chosen.card}: the table has {', '.join(card.name for card in CARDS)}")
     if chosen.environment_seconds < 0:
         raise ValueError(f"--environment-seconds {chosen.environment_seconds:g}: give 0 or more")
-    print(f"rehearsing {chosen.recipe} with one layer and with two, then simulating", file=sys.stderr, flush=True)
+    print(f"rehearsing {chosen.recipe} with a few layers, then simulating", file=sys.stderr, flush=True)
     from turnwise.simulate.table import split_lines
     from turnwise.simulate.workload import LognormalDelay
 

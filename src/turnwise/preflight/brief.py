@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 SMALL = 20e6
 """Parameters of a model of which no machine runs out of memory."""
-DEPTHS = (1, 2)
-"""Layers of the two rehearsals by which deeper models are predicted: what one more layer adds is the same each time."""
+DEPTHS = (3, 4)
+"""Layers of the two rehearsals by which deeper models are predicted. From here on one more layer adds the same each
+time: with fewer layers a rank does not yet gather one, compute with the next and reduce a third at once."""
 
 
 def brief(recipe: Recipe) -> Iterator[str]:
@@ -31,11 +32,9 @@ def brief(recipe: Recipe) -> Iterator[str]:
             yield f"memory: not predicted here, because the layers of this model differ; {command}"
             return
         from turnwise.preflight.flight import device_for  # late: these take seconds to import
-        from turnwise.preflight.rehearsal import rehearse
 
         device = device_for(recipe)
-        one, two = (rehearse(recipe, named.config, device, depth, brief=True) for depth in DEPTHS)
-        found = deeper(one, two, text.num_hidden_layers)
+        found = rehearse_a_few(recipe, named.config, device)
     except Exception as error:  # a prediction that fails must not stop the run that it is about
         yield f"memory: not predicted ({str(error).splitlines()[0][:120]}); {command}"
         return
@@ -62,28 +61,39 @@ def card_here(device: str) -> Card | None:
     return known_card(name, memory) or Card(name, float(memory), 1.0, 1.0, 1.0)
 
 
-def deeper(one: Rehearsal, two: Rehearsal, layers: int) -> Rehearsal:
-    """What a model of so many layers needs, by what the second layer adds to the first."""
-    more = layers - two.layers
-    names = {*one.at_peak, *two.at_peak}
+def rehearse_a_few(recipe: Recipe, config: Any, device: str) -> Rehearsal:
+    """What the whole model needs, by rehearsals of a few of its layers."""
+    from turnwise.preflight.rehearsal import rehearse
+
+    layers = config.get_text_config().num_hidden_layers
+    if layers <= max(DEPTHS):
+        return rehearse(recipe, config, device, layers, brief=True)
+    fewer, more = (rehearse(recipe, config, device, depth, brief=True) for depth in DEPTHS)
+    return deeper(fewer, more, layers)
+
+
+def deeper(fewer: Rehearsal, more: Rehearsal, layers: int) -> Rehearsal:
+    """What a model of so many layers needs, by what the last layer of the second rehearsal adds to the first."""
+    missing = layers - more.layers
+    names = {*fewer.at_peak, *more.at_peak}
     at_peak = {
-        name: max(0, two.at_peak.get(name, 0) + more * (two.at_peak.get(name, 0) - one.at_peak.get(name, 0)))
+        name: max(0, more.at_peak.get(name, 0) + missing * (more.at_peak.get(name, 0) - fewer.at_peak.get(name, 0)))
         for name in names
     }
     return replace(
-        two,
-        layers=two.layers + more,
-        num_parameters=two.num_parameters + more * (two.num_parameters - one.num_parameters),
-        num_trained=two.num_trained + more * (two.num_trained - one.num_trained),
-        peak=two.peak + more * (two.peak - one.peak),
+        more,
+        layers=layers,
+        num_parameters=more.num_parameters + missing * (more.num_parameters - fewer.num_parameters),
+        num_trained=more.num_trained + missing * (more.num_trained - fewer.num_trained),
+        peak=more.peak + missing * (more.peak - fewer.peak),
         at_peak=at_peak,
-        kernels=extended(one.kernels, two.kernels, more),
-        costs=extended(one.costs, two.costs, more),
-        collectives=extended(one.collectives, two.collectives, more),
+        kernels=extended(fewer.kernels, more.kernels, missing),
+        costs=extended(fewer.costs, more.costs, missing),
+        collectives=extended(fewer.collectives, more.collectives, missing),
     )
 
 
-def extended(one: Mapping[Any, int], two: Mapping[Any, int], more: int) -> dict[Any, int]:
+def extended(fewer: Mapping[Any, int], more: Mapping[Any, int], missing: int) -> dict[Any, int]:
     """Counts of the second rehearsal, and so many times what it has more than the first. What depends on the number of
     layers as a whole is in other places of the two, and stays as it is."""
-    return {name: count + more * max(0, count - one.get(name, 0)) for name, count in two.items()}
+    return {name: count + missing * max(0, count - fewer.get(name, 0)) for name, count in more.items()}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from turnwise.preflight.brief import DEPTHS, deeper
+from turnwise.preflight.brief import rehearse_a_few
 from turnwise.preflight.card import Card
 from turnwise.preflight.engine_memory import EngineMemory
 from turnwise.preflight.model_config import config_of
-from turnwise.preflight.rehearsal import rehearse
 from turnwise.recipe.schema import Recipe
 from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.split import DELAY, SYNC_RATE, TURN_SECONDS, Split, best_split
@@ -20,11 +19,10 @@ COLUMNS = ("cards", "learner", "engines", "steps/h", "learner", "engines", "loop
 def split_lines(
     recipe: Recipe, card: Card, numbers: Sequence[int], *, delay: LognormalDelay = DELAY, drivers: int = 1
 ) -> Iterator[str]:
-    """The best split of each number of cards. The learner is rehearsed with one layer and with two, and the others are
-    taken to cost what the second does."""
+    """The best split of each number of cards. The learner is rehearsed with a few layers, and the others are
+    taken to cost what the last of these does."""
     config = config_of(recipe).config
-    one, two = (rehearse(recipe, config, "cuda", depth, brief=True) for depth in DEPTHS)
-    found = deeper(one, two, config.get_text_config().num_hidden_layers)
+    found = rehearse_a_few(recipe, config, "cuda")
     engine = EngineMemory.of(recipe, config, found.num_parameters)
     yield (
         f"splits of {card.name} cards with the most steps per hour, simulated and never run: environment calls of "
