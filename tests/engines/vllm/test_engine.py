@@ -261,7 +261,7 @@ def test_calls_that_cannot_be_served_never_reach_vllm():
             refused.append(str(caught.value))
         asked = len(service.asked)
         service.answer([1, 4])
-        return refused, asked, (await good).tokens.tolist(), engine.free_slots
+        return refused, asked, (await good).tokens.tolist(), engine.slots.num_free
 
     refused, asked, tokens, free = run(scene())
     assert all(refused)
@@ -308,7 +308,7 @@ def test_no_more_calls_are_under_way_than_there_are_slots():
             seen.append(len(service.calls))
             service.answer([i])
             await asyncio.sleep(0)
-        return seen, [(await call).tokens.tolist() for call in calls], engine.free_slots
+        return seen, [(await call).tokens.tolist() for call in calls], engine.slots.num_free
 
     seen, tokens, free = run(scene())
     assert seen == [2, 2, 2, 2, 1]
@@ -332,7 +332,7 @@ def test_callers_that_go_leave_their_slots_to_others():
 
     done, engine = run(scene())
     assert [isinstance(one, asyncio.CancelledError) for one in done] == [True, False, True, True, False]
-    assert engine.free_slots == 2
+    assert engine.slots.num_free == 2
     assert engine.calls == []
 
 
@@ -361,7 +361,7 @@ def test_a_call_that_waits_is_aborted_with_nothing():
             service.answer([7])
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls)
-        return completion, engine.free_slots
+        return completion, engine.slots.num_free
 
     completion, free = run(scene())
     assert completion.stop is StopReason.abort
@@ -571,7 +571,7 @@ def test_settings_of_gpus_are_refused_without_one(own):
 
 def test_a_recipe_makes_an_engine_that_has_not_started():
     engine: Any = vllm_engine(recipe({"max_num_seqs": 5}), tiny_model(), renderer(), 3)
-    assert (engine.free_slots, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
+    assert (engine.slots.num_free, engine.version, engine.shares_weights, engine.started) == (5, 3, False, False)
     assert engine.first_weights is None
     assert engine.service.settings.eager
 

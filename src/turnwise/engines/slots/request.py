@@ -11,8 +11,8 @@ import numpy as np
 from turnwise.engines.base import Completion, OnTokens, Sampling
 from turnwise.engines.guidance import Guide
 from turnwise.engines.places import UNKNOWN, Place
+from turnwise.engines.recent_text import RecentText
 from turnwise.engines.slots.radix import NO_NODE, PrefixNode
-from turnwise.engines.slots.recent_text import RecentText
 from turnwise.routes import Routes
 from turnwise.tokens import Floats, Tokens
 from turnwise.types import StopReason, TurnTiming

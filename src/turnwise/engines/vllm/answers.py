@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from turnwise.engines.base import MOST_TOKENS, Completion, EngineFailure, Sampling, nothing, shown
+from turnwise.engines.remote.answers import checked_logprobs, checked_tokens
 from turnwise.engines.vllm.server import ROUTES_OPTION
 from turnwise.engines.vllm.service import VllmAnswer
 from turnwise.routes import Routes, frozen_routes
-from turnwise.tokens import Floats, Tokens
+from turnwise.tokens import Tokens
 from turnwise.types import StopReason
-
-ROUNDING = 1e-3
-"""By how much rounding may raise a logprob above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,8 @@ def completion_of(answer: VllmAnswer | None, asked: Asked, name: str) -> Complet
     if answer is None:
         return nothing(StopReason.abort)
     try:
-        tokens, logprobs = tokens_of(answer, asked), logprobs_of(answer)
+        tokens = checked_tokens(answer.tokens, most=asked.max_tokens, vocabulary=asked.vocabulary)
+        logprobs = checked_logprobs(answer.logprobs, len(answer.tokens))
         versions = versions_of(answer, asked.versions)
         stop = stop_reason(answer)
         routes = routes_of(answer, asked)
@@ -51,27 +50,6 @@ def completion_of(answer: VllmAnswer | None, asked: Asked, name: str) -> Complet
     for array in (tokens, logprobs, versions):
         array.flags.writeable = False
     return replace(Completion(tokens, logprobs, versions, stop, answer.timing), routes=routes)
-
-
-def tokens_of(answer: VllmAnswer, asked: Asked) -> Tokens:
-    given = answer.tokens
-    if len(given) > asked.max_tokens:
-        raise EngineFailure(f"gave {len(given)} tokens, and {asked.max_tokens} were asked for")
-    for token in given:
-        if type(token) is not int or not 0 <= token < asked.vocabulary:
-            raise EngineFailure(f"sampled {shown(token)}, and tokens of the model are 0 to {asked.vocabulary - 1}")
-    return np.array(given, np.int32)
-
-
-def logprobs_of(answer: VllmAnswer) -> Floats:
-    wanted = len(answer.tokens)
-    numbers = [value for value in answer.logprobs if type(value) in (int, float)]
-    logprobs = np.array(numbers, np.float64)
-    if len(answer.logprobs) != wanted or len(numbers) != wanted or not np.isfinite(logprobs).all():
-        raise EngineFailure(f"gave {wanted} tokens no finite logprob each: the model's logits are no numbers")
-    if (logprobs > ROUNDING).any():
-        raise EngineFailure(f"gave a logprob of {logprobs.max():g}, and none is above 0")
-    return np.minimum(logprobs, 0).astype(np.float32)
 
 
 def versions_of(answer: VllmAnswer, known: Collection[int]) -> Tokens:

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +19,8 @@ from typing import Any
 from turnwise.engines.base import NO_ROUTES, BusyTime, Completion, EngineFailure, Sampling, checked_prompt, nothing
 from turnwise.engines.grammar import Grammar
 from turnwise.engines.guidance import NO_GRAMMARS, Guidance
+from turnwise.engines.remote.call_slots import CallSlots
+from turnwise.engines.remote.failures import cancelled_from_outside, in_one_line
 from turnwise.engines.vllm.answers import Asked, completion_of
 from turnwise.engines.vllm.guided import with_allowed
 from turnwise.engines.vllm.params import sampling_params
@@ -103,8 +104,7 @@ class VllmEngine:
         self.route_layers = None if route_layers is None else list(route_layers)
         self.end_tokens = sorted(set(end_tokens))
         self.tensors = frozenset(tensors)
-        self.free_slots = slots
-        self.waiting: deque[PendingCall] = deque()
+        self.slots = CallSlots(slots)
         self.calls: list[PendingCall] = []
         self.num_loads = self.num_forgets = 0
         self.connected = self.started = self.paused = self.closed = False
@@ -137,13 +137,13 @@ class VllmEngine:
         call = PendingCall(session, asyncio.get_running_loop().create_future())
         self.calls.append(call)
         try:
-            if not await self.allocate_slot(call):
+            if not await self.slots.allocate(call.admitted):
                 return nothing(StopReason.abort)
             try:
                 queued = time.perf_counter() - submitted_at
                 completion = await self.ask(call, tokens, sampling, seed)
             finally:
-                self.release_slot()
+                self.slots.release()
         finally:
             self.calls.remove(call)
         if sampling.grammar is not None and self.guidance is not None:
@@ -201,34 +201,11 @@ class VllmEngine:
     def salt(self) -> str:
         return f"{0 if self.keep_cache else self.num_loads}.{self.num_forgets}"
 
-    async def allocate_slot(self, call: PendingCall) -> bool:
-        """Wait for a slot; False where the call was aborted first."""
-        if self.free_slots and not self.waiting:
-            self.free_slots -= 1
-            return True
-        self.waiting.append(call)
-        try:
-            return await call.admitted
-        except asyncio.CancelledError:
-            if call.admitted.done() and not call.admitted.cancelled() and call.admitted.result():
-                self.release_slot()
-            raise
-
-    def release_slot(self) -> None:
-        """Give a slot to the next waiting call."""
-        while self.waiting:
-            call = self.waiting.popleft()
-            if not call.admitted.done():
-                call.admitted.set_result(True)
-                return
-        self.free_slots += 1
-
     async def abort(self, session: str) -> None:
         calls = [call for call in self.calls if call.session == session]
         for call in calls:
             call.aborted = True
-            if call in self.waiting and not call.admitted.done():
-                call.admitted.set_result(False)
+            self.slots.give_up(call.admitted)
         await asyncio.gather(*(self.end(call) for call in calls))
 
     async def end(self, call: PendingCall) -> None:
@@ -371,15 +348,3 @@ class VllmEngine:
                 with contextlib.suppress(Exception):
                     await self.transfer.close()
                 await self.service.close()
-
-
-def in_one_line(error: BaseException) -> str:
-    """The text of an error, or of its cause: vLLM wraps some in empty ones."""
-    while not str(error) and error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
-
-
-def cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

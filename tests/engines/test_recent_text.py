@@ -3,7 +3,7 @@ import random
 import pytest
 
 from support.acting import byte_tokenizer
-from turnwise.engines.slots.recent_text import WINDOW, RecentText
+from turnwise.engines.recent_text import WINDOW, RecentText
 
 
 def bytes_of(tokens):
