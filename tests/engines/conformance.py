@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from engines.remote.processes import start_process, start_router
+from engines.sglang.conforming import start_played
 from support.acting import inline
 from turnwise.engines.base import Engine, Sampling
 from turnwise.engines.guidance import Guidance
@@ -45,6 +46,11 @@ class Kind:
     """Whether it samples from the model, so that its logprobs and versions are the model's."""
     has_grammars: bool = True
     """Whether it follows grammars; otherwise it refuses calls that have one."""
+    keeps_keys: bool = True
+    """Whether a call goes on after a load over the keys and values of the weights before; otherwise the new weights
+    compute all of it again."""
+    cuts_together: bool = False
+    """Whether top-k and top-p cut the same probabilities; otherwise top-p cuts what top-k has left."""
     tolerance: float = 1e-5
     """Of logprobs in float32, against a full forward pass."""
 
@@ -82,11 +88,16 @@ def start_elsewhere(start, folder):
     return start(load_model(folder), folder / "weights", **settings)
 
 
+def start_sglang(folder):
+    return start_played(folder, slots=SLOTS, context=CONTEXT, end=END)
+
+
 KINDS = {
     "slots": Kind(start_slots),
     "slots in a thread": Kind(lambda folder: start_slots(folder, asyncio.to_thread)),
     "process": Kind(partial(start_elsewhere, start_process)),
     "router": Kind(partial(start_elsewhere, start_router)),
+    "played sglang": Kind(start_sglang, has_grammars=False, keeps_keys=False, cuts_together=True),
     "scripted": Kind(start_scripted, has_model=False, has_grammars=False),
 }
 
@@ -190,7 +201,8 @@ class Stage:
 
     def check(self, prompt, completion, **shape):
         """The logprobs are those of the stock model on the whole sequence."""
-        expected = shaped_logprobs(full_logits(self.model, prompt, completion.tokens), completion.tokens, **shape)
+        logits = full_logits(self.model, prompt, completion.tokens)
+        expected = shaped_logprobs(logits, completion.tokens, together=self.kind.cuts_together, **shape)
         np.testing.assert_allclose(completion.logprobs, expected, atol=self.kind.tolerance, rtol=0)
 
 
@@ -247,26 +259,31 @@ def full_logits(model, prompt, action):
     return model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
 
 
-def shaped_logprobs(logits, action, temperature=1.0, top_p=1.0, top_k=0, allowed=None):
+def shaped_logprobs(logits, action, temperature=1.0, top_p=1.0, top_k=0, allowed=None, together=False):
     """Logprobs of an action's tokens under what they were drawn from, by definition and in float64. `allowed` [A, V]:
-    the tokens that a grammar allowed."""
+    the tokens that a grammar allowed; `together`: whether top-k and top-p cut the same probabilities."""
     found = []
     if allowed is not None:
         logits = logits.masked_fill(~torch.from_numpy(allowed), -torch.inf)
     for row, token in zip((logits / temperature).numpy(), action.tolist(), strict=True):
         weights = np.exp(row - row.max())
         order = np.argsort(-weights)
+        uncut = weights / weights.sum()
         if top_k:
             weights[order[top_k:]] = 0
-        mass = np.cumsum(weights[order] / weights.sum())
+        mass = np.cumsum(uncut[order] if together else weights[order] / weights.sum())
         weights[order[1:][mass[:-1] >= top_p]] = 0
         assert weights[token] > 0, "a token was drawn that should not have been"
         found.append(np.log(weights[token] / weights.sum()))
     return np.array(found)
 
 
-def continued_logprobs(old, new, prompt, completion, num_old):
-    """The first tokens by the old weights, the rest by the new ones over the old keys and values."""
+def continued_logprobs(old, new, prompt, completion, num_old, keeps_keys=True):
+    """The first tokens by the old weights, the rest by the new ones: over the old keys and values, or over their
+    own."""
+    if not keeps_keys:
+        first, rest = (full_logits(model, prompt, completion.tokens) for model in (old, new))
+        return shaped_logprobs(torch.cat([first[:num_old], rest[num_old:]]), completion.tokens)
     whole = torch.from_numpy(joined(prompt, completion.tokens).astype(np.int64))[None]
     split = len(prompt) + num_old - 1  # the last token of the old weights is computed by the new ones
     with torch.inference_mode():
