@@ -93,6 +93,7 @@ def test_built_in_environments_need_no_trust(tmp_path, capsys):
         ("cluster", {"placement": "colocated", "address": "10.0.0.7:6379"}),
         ("engine", {"name": "vllm", "vllm": {"servers": ["http://10.0.0.7:8000"]}}),
         ("engine", {"name": "vllm", "vllm": {"folder": "/somewhere"}}),
+        ("engine", {"name": "sglang", "sglang": {"servers": ["http://10.0.0.7:30000"]}}),
         ("env", [{"name": "search", "settings": {"url": "http://10.0.0.7"}}]),
         ("env", [{"name": "hops", "data": "hf:somebody/rows"}]),
     ],

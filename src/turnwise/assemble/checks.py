@@ -99,20 +99,30 @@ def check_packages(recipe: Recipe) -> None:
     names = (recipe.optimizer.name, recipe.critic.optimizer.name, recipe.sft.optimizer.name)
     if "adamw_8bit" in names and importlib.util.find_spec("torchao") is None:
         raise ValueError('optimizer.name = "adamw_8bit" needs torchao: pip install "turnwise[torchao]"')
-    if recipe.engine.name != "vllm":
+    check_engine_packages(recipe)
+
+
+def check_engine_packages(recipe: Recipe) -> None:
+    """Refuse an engine that is not installed, or servers that nobody could ask."""
+    name, vllm = recipe.engine.name, recipe.engine.vllm
+    if name == "slots":
         return
-    vllm = recipe.engine.vllm
-    needed = {"aiohttp": "vllm-client"} if vllm.servers else {"vllm": "vllm"}
+    needed = {"aiohttp": f"{name}-client"} if recipe.engine.servers else {"vllm": "vllm"}
     if vllm.transfer != "file":
         needed["vllm"] = "vllm"
     for package, extra in needed.items():
         if importlib.util.find_spec(package) is None:
             raise ValueError(
-                f'engine.name = "vllm" needs {package}: pip install "turnwise[{extra}]" '
-                "(on a CPU see docs/guides/vllm.md)"
+                f'engine.name = "{name}" needs {package}: pip install "turnwise[{extra}]" (see docs/guides/{name}.md)'
             )
     check_access(recipe)
-    check_vllm_routes(recipe)
+    if name == "vllm":
+        check_vllm_routes(recipe)
+    elif recipe.model.router_replay:
+        raise ValueError(
+            'model.router_replay needs routes, which engine.name = "sglang" does not record; set engine.name = "vllm" '
+            'or "slots"'
+        )
 
 
 def check_vllm_routes(recipe: Recipe) -> None:

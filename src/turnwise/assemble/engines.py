@@ -1,4 +1,4 @@
-"""From a recipe to the engine that samples: in this process, in others, on a cluster, or a vLLM."""
+"""From a recipe to the engine that samples: in this process, in others, on a cluster, a vLLM, or servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from turnwise.engines.remote.connection import Connection
 from turnwise.engines.remote.process import ProcessEngine
 from turnwise.engines.remote.router import Router, WeightStore
 from turnwise.engines.scripted import ScriptedEngine
+from turnwise.engines.sglang.engine import SglangEngine
+from turnwise.engines.sglang.server import SglangServer
 from turnwise.engines.slots.engine import SlotEngine
 from turnwise.engines.slots.model import SlotModel
 from turnwise.engines.vllm.engine import VllmEngine
@@ -42,6 +45,20 @@ from turnwise.weights.skeleton import skeleton_of
 from turnwise.weights.vllm_file import FileTransfer
 from turnwise.weights.vllm_native import NativeTransfer
 from turnwise.weights.vllm_transfer import OneAtATime
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server's model must be, as far as one can ask."""
+
+    vocabulary: int = 0
+    """Tokens that it has; 0 for any number."""
+    kind: str = ""
+    """The `model_type` of its config; empty for any."""
+
+    @classmethod
+    def of(cls, model: CausalLM) -> ServedModel:
+        return cls(vocabulary_of(model), model.config.model_type)
 
 
 def context_of(recipe: Recipe) -> int:
@@ -214,7 +231,7 @@ def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: i
         store = LiveWeights(first, version)
 
     def start(number: int) -> VllmEngine:
-        service = vllm_server(recipe, connections_of(vllm)[number], vocabulary_of(model))
+        service = vllm_server(recipe, connections_of(vllm)[number], ServedModel.of(model))
         newest = store.newest
         return VllmEngine(
             service,
@@ -228,16 +245,50 @@ def vllm_servers(recipe: Recipe, model: CausalLM, renderer: Renderer, version: i
     return Router(start, len(vllm.servers), store, answer_seconds=recipe.cluster.answer_seconds, starts=None)
 
 
-def vllm_server(recipe: Recipe, connection: Connection, vocabulary: int) -> VllmServer:
-    """A server as a recipe needs it, with a model of so many tokens, 0 for any."""
+def vllm_server(recipe: Recipe, connection: Connection, model: ServedModel) -> VllmServer:
+    """A server as a recipe needs it."""
     vllm = recipe.engine.vllm
     return VllmServer(
         connection,
         routes=recipe.model.router_replay,
         sleeps=vllm.sleep,
         has_extension=vllm.transfer == "file",
-        vocabulary=vocabulary,
+        vocabulary=model.vocabulary,
     )
+
+
+def sglang_engine(
+    recipe: Recipe, model: CausalLM, renderer: Renderer, version: int, worker: Worker | None = None
+) -> Router:
+    """The SGLang servers that a recipe names, each with an engine of its own, which needs no worker."""
+    sglang = recipe.engine.sglang
+    store = ServedFiles(DTYPES[recipe.model.dtype], Path(sglang.folder) if sglang.folder else None)
+    if model.device.type != "meta":
+        store.publish(model.state_dict(), version)
+
+    def start(number: int) -> SglangEngine:
+        service = sglang_server(recipe, connections_of(sglang)[number], ServedModel.of(model))
+        return SglangEngine(
+            service,
+            store,
+            slots=recipe.engine.max_num_seqs,
+            context=context_of(recipe),
+            vocabulary=vocabulary_of(model),
+            end_tokens=renderer.end_tokens,
+            tensors=model.state_dict(),
+            decode=renderer.decode,
+            first_weights=store.newest,
+            keep_cache=recipe.engine.memory.keep_cache,
+            seeds=sglang.seeds,
+            name=service.url,
+        )
+
+    return Router(start, len(sglang.servers), store, answer_seconds=recipe.cluster.answer_seconds, starts=None)
+
+
+def sglang_server(recipe: Recipe, connection: Connection, model: ServedModel) -> SglangServer:
+    """A server as a recipe needs it."""
+    return SglangServer(connection, seeds=recipe.engine.sglang.seeds, model_type=model.kind)
 
 
 def connections_of(servers: ServersConfig) -> list[Connection]:
@@ -257,7 +308,17 @@ def vllm_guidance(model: CausalLM, renderer: Renderer) -> Guidance:
 ENGINES: dict[str, Callable[[Recipe, CausalLM, Renderer, int, Worker | None], Engine]] = {
     "slots": slot_engine,
     "vllm": vllm_engine,
+    "sglang": sglang_engine,
 }
 """By name: the engine of a run, computed by a worker where it has a copy of the model."""
-REPLICAS: dict[str, Callable[[Recipe, CausalLM, Renderer, int], Engine]] = {"slots": slot_replica, "vllm": vllm_engine}
+REPLICAS: dict[str, Callable[[Recipe, CausalLM, Renderer, int], Engine]] = {
+    "slots": slot_replica,
+    "vllm": vllm_engine,
+    "sglang": sglang_engine,
+}
 """By name: the engine of another process, which has the model to itself."""
+SERVERS: dict[str, Callable[[Recipe, Connection, ServedModel], VllmServer | SglangServer]] = {
+    "vllm": vllm_server,
+    "sglang": sglang_server,
+}
+"""By name: a server of a run's engine, not connected yet."""

@@ -78,8 +78,9 @@ def room_of(recipe: Recipe) -> Room:
     """What a run needs on a Ray cluster."""
     cluster, on_gpus = recipe.cluster, device_of(recipe) == "cuda"
     assert cluster.placement != "local"
-    vllm = recipe.engine.vllm
-    of_replica = 0 if vllm.servers or not on_gpus else vllm.tensor_parallel_size  # a server's client computes nothing
+    engine = recipe.engine
+    # a server's client computes nothing
+    of_replica = 0 if engine.servers or not on_gpus else engine.vllm.tensor_parallel_size
     return Room(cluster.placement, cluster.ranks, cluster.replicas, cluster.cpus, int(on_gpus), of_replica)
 
 

@@ -259,7 +259,7 @@ async def run_parts(
         stack.enter_context(forked_children([*CHILD_MODULES, type(model).__module__]))
         site = stack.enter_context(placed(recipe))
         learner = stack.enter_context(closing(open_learner(recipe, source, beginning, site)))
-        if site is None or recipe.engine.vllm.servers:
+        if site is None or recipe.engine.servers:
             shared = model if recipe.engine_shares_weights else plain
             engine = engine_of(recipe, shared, renderer, step, workers)
         else:
@@ -320,7 +320,7 @@ def evaluator_of(
 def begins_otherwise(recipe: Recipe, source: ModelSource, checkpoint: Checkpoint | None) -> bool:
     """Whether the engine begins with other weights than the learner: with those of the model without its adapters, or,
     as a server that nobody has given any, with those that it was started with."""
-    return bool((recipe.lora.rank and checkpoint is not None) or (recipe.engine.vllm.servers and not source.is_here))
+    return bool((recipe.lora.rank and checkpoint is not None) or (recipe.engine.servers and not source.is_here))
 
 
 @asynccontextmanager

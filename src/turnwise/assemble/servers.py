@@ -8,7 +8,7 @@ import os
 import ssl
 from pathlib import Path
 
-from turnwise.assemble.engines import connections_of, context_of, vllm_server
+from turnwise.assemble.engines import SERVERS, ServedModel, connections_of, context_of
 from turnwise.data.catalogue import model_folder
 from turnwise.engines.remote.connection import ServerFailure
 from turnwise.recipe.schema import Recipe
@@ -16,7 +16,7 @@ from turnwise.recipe.schema import Recipe
 
 def check_access(recipe: Recipe) -> None:
     """Refuse a key or certificates that are not there."""
-    table, servers = "engine.vllm", recipe.engine.vllm
+    table, servers = f"engine.{recipe.engine.name}", recipe.engine.remote
     if name := servers.api_key_variable:
         key = os.environ.get(name, "")
         if not key:
@@ -34,8 +34,8 @@ def check_access(recipe: Recipe) -> None:
 
 async def check_servers(recipe: Recipe) -> None:
     """Ask all servers, and refuse those that a run cannot use, or that have different models."""
-    tokens = tokens_of(recipe)
-    services = [vllm_server(recipe, connection, tokens) for connection in connections_of(recipe.engine.vllm)]
+    model, connections = served_model(recipe), connections_of(recipe.engine.remote)
+    services = [SERVERS[recipe.engine.name](recipe, connection, model) for connection in connections]
     try:
         starts = (service.start(context_of(recipe)) for service in services)
         for error in await asyncio.gather(*starts, return_exceptions=True):
@@ -56,10 +56,10 @@ async def check_servers(recipe: Recipe) -> None:
                 )
 
 
-def tokens_of(recipe: Recipe) -> int:
-    """How many tokens the model of a recipe has, by its config; 0 where there is no model yet."""
+def served_model(recipe: Recipe) -> ServedModel:
+    """What servers must have, by the config of a recipe's model; anything where there is no model yet."""
     try:
         config = json.loads((model_folder(recipe.model.path) / "config.json").read_text())
-        return int(config.get("text_config", config)["vocab_size"])
+        return ServedModel(int(config.get("text_config", config)["vocab_size"]), str(config.get("model_type", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0  # what is wrong with it is said where it is read
+        return ServedModel()  # what is wrong with it is said where it is read

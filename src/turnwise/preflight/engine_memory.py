@@ -42,7 +42,8 @@ class EngineMemory:
     def of(cls, recipe: Recipe, config: Any, num_parameters: int) -> EngineMemory:
         text, sizes = config.get_text_config(), ModelSizes.of(config)
         in_vllm = recipe.engine.name == "vllm"
-        width = 2 if recipe.model.dtype == "bfloat16" or in_vllm else 4
+        apart = recipe.engine.name != "slots"
+        width = 2 if recipe.model.dtype == "bfloat16" or apart else 4
         cards = recipe.engine.vllm.tensor_parallel_size if in_vllm else 1
         share = (
             recipe.engine.vllm.gpu_memory_utilization if in_vllm and not recipe.engine.vllm.servers else DEFAULT_SHARE
@@ -55,8 +56,8 @@ class EngineMemory:
         return cls(
             name=recipe.engine.name,
             cards=cards,
-            is_server=bool(recipe.engine.vllm.servers),
-            weights=width * num_parameters / cards if in_vllm or recipe.max_lag else 0.0,
+            is_server=bool(recipe.engine.servers),
+            weights=width * num_parameters / cards if apart or recipe.max_lag else 0.0,
             kv_token=width * sizes.kv_elements / min(cards, sizes.kv_heads),
             kv_heads=sizes.kv_heads,
             share=share,

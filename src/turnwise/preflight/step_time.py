@@ -101,9 +101,9 @@ def communication(recipe: Recipe, found: Rehearsal, card: Card) -> float:
 def engines_of(recipe: Recipe, found: Rehearsal, engine: EngineMemory) -> int:
     """Copies of the model that sample. A recipe does not say how many a server has; together they are taken to have as
     many GPUs as the learner, and one copy each at least."""
-    if recipe.cluster.on_ray and not recipe.engine.vllm.servers:
+    if recipe.cluster.on_ray and not recipe.engine.servers:
         return recipe.cluster.replicas
-    servers = len(recipe.engine.vllm.servers)
+    servers = len(recipe.engine.servers)
     return max(servers, found.ranks // engine.cards) if servers else 1
 
 

@@ -48,6 +48,19 @@ class VllmConfig(ServersConfig):
         return self
 
 
+class SglangConfig(ServersConfig):
+    """Settings of engine sglang alone. Open it when `engine.name` is sglang, to name the servers. The engine was
+    rehearsed against a played server, not run with SGLang itself."""
+
+    in_short_list = ()
+
+    folder: str = ""
+    """Folder for weights that the learner and the servers both see; empty takes the machine's memory."""
+    seeds: bool = True
+    """Whether servers must sample by the seeds of calls, for which they need --enable-deterministic-inference; false
+    takes servers that do not, and samples something else each time."""
+
+
 class EngineMemoryConfig(Section):
     """How much memory the engine takes. Open it when sampling runs out of memory, or when long prompts are computed
     again and again."""
@@ -69,9 +82,9 @@ class EngineMemoryConfig(Section):
 class EngineConfig(Section):
     """The engine, which samples actions."""
 
-    name: Literal["slots", "vllm"] = "slots"
+    name: Literal["slots", "vllm", "sglang"] = "slots"
     """slots is continuous batching in this process, with the learner's module; vllm is vLLM, with a copy of the
-    weights."""
+    weights; sglang is SGLang on servers (rehearsed against a played one, not run with SGLang itself)."""
     max_num_seqs: int = Field(64, ge=1)
     """Requests decoded together; the others wait."""
     processes: int = Field(0, ge=0)
@@ -81,20 +94,36 @@ class EngineConfig(Section):
     """How much memory the engine takes."""
     vllm: VllmConfig = VllmConfig()
     """Settings of engine vllm alone."""
+    sglang: SglangConfig = SglangConfig()
+    """Settings of engine sglang alone."""
+
+    @property
+    def remote(self) -> ServersConfig:
+        """The table of the servers that sample; the one of vLLM, which names none, for an engine without."""
+        return self.sglang if self.name == "sglang" else self.vllm
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the servers that sample; none where the run starts its engine."""
+        return self.remote.servers
 
     @model_validator(mode="after")
     def nothing_is_ignored(self) -> Self:
-        if self.name == "vllm" and self.processes:
-            raise ValueError('processes is ignored with name = "vllm", which has processes of its own')
-        if self.name != "vllm" and self.vllm.changed:
-            raise ValueError(f'vllm.{self.vllm.changed[0]} is ignored with name = "{self.name}"')
+        if self.name != "slots" and self.processes:
+            raise ValueError(f'processes is ignored with name = "{self.name}", which has processes of its own')
+        for name, table in (("vllm", self.vllm), ("sglang", self.sglang)):
+            if self.name != name and table.changed:
+                raise ValueError(f'{name}.{table.changed[0]} is ignored with name = "{self.name}"')
+        if self.name == "sglang" and not self.servers:
+            raise ValueError('name = "sglang" samples on servers that run already; name them in sglang.servers')
         if self.vllm.sleep and self.memory.keep_cache:
             raise ValueError("memory.keep_cache is ignored with vllm.sleep, which keeps no keys and values")
         if self.memory.kv_cache and "gpu_memory_utilization" in self.vllm.changed:
             raise ValueError(f"vllm.gpu_memory_utilization is ignored with memory.kv_cache = {self.memory.kv_cache}")
-        if self.vllm.servers and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):
+        if self.servers and (ignored := {"kv_cache", "max_num_batched_tokens"} & set(self.memory.changed)):
             raise ValueError(
-                f"memory.{min(ignored)} is a setting of the servers themselves; remove it, or remove vllm.servers"
+                f"memory.{min(ignored)} is a setting of the servers themselves; remove it, or remove "
+                f"{self.name}.servers"
             )
         return self
 

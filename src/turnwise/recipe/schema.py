@@ -170,10 +170,10 @@ class Recipe(Section):
     def weights_arrive(self) -> Self:
         """Refuse ways for weights that lead nowhere."""
         vllm, cluster = self.engine.vllm, self.cluster
-        if vllm.servers and cluster.replicas > 1:
+        if self.engine.servers and cluster.replicas > 1:
             raise ValueError(
-                f"cluster.replicas = {cluster.replicas} is ignored with engine.vllm.servers, which sample instead; "
-                "remove one of them"
+                f"cluster.replicas = {cluster.replicas} is ignored with engine.{self.engine.name}.servers, which "
+                "sample instead; remove one of them"
             )
         if vllm.transfer != "file" and cluster.on_ray:
             raise ValueError(
@@ -211,7 +211,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def somebody_answers(self) -> Self:
-        others = self.cluster.is_spread or self.engine.processes or self.engine.vllm.servers
+        others = self.cluster.is_spread or self.engine.processes or self.engine.servers
         if "answer_seconds" in self.cluster.changed and not others:
             raise ValueError(
                 "cluster.answer_seconds is ignored where the run is one process; remove it, or set engine.processes"
@@ -260,10 +260,10 @@ class Recipe(Section):
                 f"schedule.overlap_evaluations is ignored with evaluation.every = {every}: no evaluation is due before "
                 f"the last of steps = {self.steps}"
             )
-        if overlaps and self.engine.vllm.servers:
+        if overlaps and self.engine.servers:
             raise ValueError(
-                "schedule.overlap_evaluations needs an engine with weights of its own, and engine.vllm.servers have "
-                "one version of them; set schedule.overlap_evaluations = false"
+                "schedule.overlap_evaluations needs an engine with weights of its own, and "
+                f"engine.{self.engine.name}.servers have one version of them; set schedule.overlap_evaluations = false"
             )
         return self
 

@@ -47,6 +47,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "engine.memory.kv_cache": PLACE,
     "engine.memory.max_num_batched_tokens": PLACE,
     "engine.vllm": PLACE,
+    "engine.sglang": PLACE,
     "weight_check": GUARD,
     "schedule.overlap_evaluations": RECORDS,
     "schedule.stall_warning_seconds": GUARD,

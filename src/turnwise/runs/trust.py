@@ -37,7 +37,7 @@ TABLES = (".jsonl", ".json", ".ndjson", ".parquet")
 
 def named_in(recipe: Recipe) -> list[str]:
     """What a recipe would have run, fetched or asked that is not turnwise's own, as keys with their values."""
-    cluster, vllm = recipe.cluster, recipe.engine.vllm
+    cluster, vllm, sglang = recipe.cluster, recipe.engine.vllm, recipe.engine.sglang
     found = [line for entry in recipe.env for line in named_by(entry)]
     others = {
         "sft.data": recipe.sft.data if is_code_or_hub(recipe.sft.data) else "",
@@ -45,6 +45,9 @@ def named_in(recipe: Recipe) -> list[str]:
         "engine.vllm.servers": list(vllm.servers),
         "engine.vllm.api_key_variable": vllm.api_key_variable,
         "engine.vllm.folder": vllm.folder,
+        "engine.sglang.servers": list(sglang.servers),
+        "engine.sglang.api_key_variable": sglang.api_key_variable,
+        "engine.sglang.folder": sglang.folder,
         "teacher": recipe.teacher if recipe.teacher.startswith("hf:") else "",
         "kl.reference": recipe.kl.reference if recipe.kl.reference.startswith("hf:") else "",
         "endpoint.host": "" if recipe.endpoint.host in ("127.0.0.1", "localhost", "::1") else recipe.endpoint.host,
