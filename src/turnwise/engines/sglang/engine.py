@@ -14,6 +14,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class SglangCall:
     name: str = ""
     """Of the request."""
     aborted: bool = False
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_under_way(self) -> bool:
@@ -150,6 +152,7 @@ class SglangEngine:
                 self.slots.release()
         finally:
             self.calls.remove(call)
+            call.answered.set()
 
     async def ask(self, call: SglangCall, prompt: Tokens, sampling: Sampling, seed: int, queued: float) -> Completion:
         """The completion of a call, by as many requests as it takes."""
@@ -249,12 +252,11 @@ class SglangEngine:
 
     async def end(self, call: SglangCall) -> None:
         """Returns when an aborted call is answered."""
-        while call in self.calls:
-            if call.request is not None and call.is_under_way:
+        while not call.answered.is_set():
+            if call.is_under_way:
                 await self.told(self.service.abort(call.name))
-                await asyncio.wait({call.request}, timeout=ABORT_SECONDS)
-            else:
-                await asyncio.sleep(0)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(call.answered.wait(), ABORT_SECONDS)
 
     # ------------------------------------------------------------ weights
 
