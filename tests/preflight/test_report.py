@@ -94,6 +94,17 @@ def test_published_sizes_have_the_published_number_of_parameters():
     assert set(billions) <= set(PUBLISHED)
 
 
+def test_nobody_is_asked_for_published_sizes(monkeypatch, tmp_path):
+    def asked(*address):
+        raise AssertionError(f"{address} was asked")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.getaddrinfo", asked)
+    named = config_at("Qwen/Qwen3-4B")
+    assert (named.config.hidden_size, named.origin) == (2560, "as published; it is not in the Hub cache")
+
+
 def test_a_model_that_nobody_has_published_is_refused_with_what_to_do():
     with pytest.raises(ValueError, match=r"nobody/nothing.*preflight needs its config\.json alone"):
         config_at("nobody/nothing")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.data.catalogue import model_folder
-from turnwise.data.hub import HubName, endpoint
+from turnwise.data.hub import HubName
 from turnwise.learn.lora import base_of
 from turnwise.learn.tiny import tiny_config
 from turnwise.recipe.schema import Recipe
@@ -87,7 +87,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Sizes of models as their config.json on the Hub has them, for machines that do not reach it."""
+"""Sizes of models as their config.json on the Hub has them, so that nobody has to be asked for those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +129,20 @@ def in_folder(folder: Path) -> NamedConfig:
 
 
 def of_the_hub(name: HubName) -> NamedConfig:
-    """From the cache, from the Hub, or as published where that cannot be reached."""
+    """From the cache, as published where its sizes are known here, or from the Hub."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
     from transformers import AutoConfig
 
+    is_known = name.repo in PUBLISHED and name.revision == "main"
     try:
-        found = hf_hub_download(name.repo, "config.json", revision=name.revision, etag_timeout=3)
+        found = hf_hub_download(
+            name.repo, "config.json", revision=name.revision, etag_timeout=3, local_files_only=is_known
+        )
     except Exception as error:
-        if name.repo in PUBLISHED:
+        if is_known and isinstance(error, LocalEntryNotFoundError):
             sizes = dict(PUBLISHED[name.repo])
             config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-            return NamedConfig(config, f"as published; {endpoint()} was not reached")
+            return NamedConfig(config, "as published; it is not in the Hub cache")
         raise ValueError(f"{name.explained(error)}; preflight needs its config.json alone") from None
     return NamedConfig(AutoConfig.from_pretrained(Path(found).parent, trust_remote_code=False), str(name))
