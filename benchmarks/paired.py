@@ -16,7 +16,7 @@ from learned import QUICK, Case, report, trained
 from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.interval import half_width
 
-COLORS = ("#1f77b4", "#d95f02", "#1b9e77")
+COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#7b3294", "#666666")
 Arm = tuple[Case, Callable[[], AbstractContextManager[Any]]]
 """What is trained, and what holds while it is."""
 

@@ -2,12 +2,12 @@
 
     python benchmarks/updates_by_rows.py [--seeds 0 1 2] [--quick] [--json PATH] [--picture PATH]
 
-Trains the quick start at a constant learning rate, with the same seeds in three arms: one update a step (as shipped);
-mini-batches of two groups, so eight updates a step whatever the attempts do; and mini-batches of 64 rows, a row being a
-turn, so that their number grows with the turns of the attempts, as in systems that make a row of every turn. Every
-mini-batch of rows has the objective of the step, on its own rows, with its own normalisation. Printed are held-out
-success before and after training, training success by tenths of the run, the updates by rows of every step, and the
-differences.
+Trains the quick start at a constant learning rate, with the same seeds in three arms: one update a step; mini-batches
+of two groups, so eight updates a step whatever the attempts do; and mini-batches of 64 rows, a row being a turn: their
+number grows with the turns of the attempts, as in systems that make a row of every turn. Every mini-batch of rows
+has the objective of the step, on its own rows, with its own normalisation. Two more arms have the linear schedule of
+the recipe, which counts on one update a step. Printed are held-out success before and after training, training success
+by tenths of the run, the updates by rows of every step, and the differences.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def by_rows() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    constant = ("optimizer.schedule=constant",)  # a schedule counts on a number of updates that rows do not keep
+    constant = ("optimizer.schedule=constant",)
     quickstart = Case("quickstart", constant)
     compare(
         __doc__,
@@ -90,5 +90,7 @@ if __name__ == "__main__":
             "one update a step": (quickstart, nullcontext),
             "8 updates, by groups": (Case("quickstart", (*constant, "groups_per_update=2")), nullcontext),
             f"updates of {ROWS} rows": (quickstart, by_rows),
+            "one update a step, linear": (Case("quickstart"), nullcontext),
+            f"updates of {ROWS} rows, linear": (Case("quickstart"), by_rows),
         },
     )
