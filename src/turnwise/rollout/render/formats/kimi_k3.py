@@ -120,15 +120,12 @@ class OpenCall:
     def put(self, text: str) -> None:
         """Add one argument, or all of them where they are one JSON object."""
         try:
-            value = text if self.kind == "string" else guessed(text)
-            if self.kind != "json":
-                if self.key in self.arguments:
-                    raise Fault("an argument is given twice")
-                self.arguments[self.key] = value
-            elif isinstance(value, dict):
-                self.arguments.update(value)
+            if self.kind == "json":
+                self.arguments.update(whole_object(text))
+            elif self.key in self.arguments:
+                raise Fault("an argument is given twice")
             else:
-                raise Fault("the arguments are one JSON object")
+                self.arguments[self.key] = text if self.kind == "string" else guessed(text)
         except Fault as fault:
             self.fault = self.fault or fault
 
@@ -144,6 +141,14 @@ def call_of_k3(name: str, arguments: dict[str, Any]) -> ToolCall:
     if "<|" not in name and is_name(name.replace("<", "(").replace(">", ")")):
         return ToolCall(name, arguments)
     return make_call(name, arguments)
+
+
+def whole_object(text: str) -> dict[str, Any]:
+    """The arguments of a call that are written as one JSON object."""
+    value = guessed(text)
+    if not isinstance(value, dict):
+        raise Fault("the arguments are one JSON object")
+    return value
 
 
 def unescaped(text: str) -> str:
