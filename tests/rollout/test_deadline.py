@@ -8,11 +8,11 @@ from turnwise.rollout.limits import Limits
 
 
 class Clock:
-    """The time of a loop whose timers are rung by hand."""
+    """The time of a loop whose timers are rung by hand. It begins at 0, before all timers of the loop itself."""
 
     def __init__(self, monkeypatch):
         self.loop = asyncio.get_running_loop()
-        self.time, self.timers, self.num_set = 1000.0, [], 0
+        self.time, self.timers, self.num_set = 0.0, [], 0
         monkeypatch.setattr(self.loop, "time", lambda: self.time)
         monkeypatch.setattr(self.loop, "call_at", self.call_at)
 
