@@ -17,9 +17,11 @@ from turnwise.plan.cut import cut
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 """Rows that are made of whole blocks of 8-bit moments."""
-TOLERANCE = {"adamw": (1e-5, 1e-5), "adamw_8bit": (1e-5, 2e-3), "muon": (1e-4, 1e-4)}
+TOLERANCE = {"adamw": (1e-5, 1e-5), "adamw_8bit": (1e-5, 1e-2), "muon": (1e-4, 1e-4)}
 """Of weights after the first and the second update. Sums over ranks differ in their last bits, so a moment that lies
-between two of 256 levels may be rounded to the other one."""
+between two of 256 levels may be rounded to the other one. How many are is tested by itself."""
+FLIPPED = 1e-2
+"""The largest share of 8-bit moments of a tensor that may have another level than in one process; 0.0004 was seen."""
 BFLOAT16 = torch.Tensor.bfloat16
 
 
@@ -46,6 +48,14 @@ def plain_pool(pool):
 
 def moments(one):
     return {name: tensor.clone() for name, tensor in one.stepper.state().items() if "/" in name}
+
+
+def assert_few_flips(found, wanted):
+    """Nearly all moments have the level that they have in one process."""
+    assert found.keys() == wanted.keys()
+    for key in found:
+        if ".codes" in key:
+            assert (found[key] != wanted[key]).float().mean() <= FLIPPED, key
 
 
 def moved(found, start):
@@ -92,6 +102,8 @@ def test_two_ranks_step_as_one_and_hand_over_every_bit(plain_pool, tmp_path, nam
     last = learner(load(tmp_path / "again"), **how)
     last.restore(tmp_path / "again")
     wanted, found = moments(third), moments(last)
+    if name == "adamw_8bit":
+        assert_few_flips(wanted, moments(one))
     assert found.keys() == wanted.keys() != set()
     assert any(".codes" in key for key in wanted) == (name == "adamw_8bit")
     assert any("momentum_buffer" in key for key in wanted) == (name == "muon")
