@@ -52,6 +52,7 @@ class Histories:
             if self.lengths[slot] == self.rows.row_size(slot):
                 self.rows.grow(slot, int(self.lengths[slot]) + 1)
         batch = lay_out(rows, counts)
+        self.rows.close_gaps()
         attend_pass = PassAttention(self.layout, batch, self.rows, self.lengths)
         owners = {prefill.start + i: prefill.node for prefill in batch.prefills for i in range(prefill.count)}
         owners |= dict(zip(batch.slot_index.tolist(), batch.slots.tolist(), strict=True))

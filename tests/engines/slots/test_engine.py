@@ -877,7 +877,7 @@ def test_a_request_that_cannot_be_admitted_does_not_hang():
     engine = slot_engine(served(model))
     allocate_path = engine.scheduler.radix.allocate_path
 
-    def fails(node):
+    def fails(*_):
         engine.scheduler.radix.allocate_path = allocate_path
         raise MemoryError("no room for a prefix")
 

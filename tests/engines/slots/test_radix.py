@@ -3,8 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.engines.slots import radix as radix_module
 from turnwise.engines.slots.kv_layout import KVLayout
-from turnwise.engines.slots.radix import Radix
+from turnwise.engines.slots.radix import SPARE_SHARE, Radix
 
 LAYOUT = KVLayout(((2, 3),), {0: (0, 0), 1: (0, 1)}, torch.float32, "cpu")
 
@@ -22,10 +23,11 @@ def spelled(node):
     return "".join(chr(t) for each in reversed(list(node.path())) for t in each.tokens)
 
 
-def compute(tree, node):
+def compute(tree, node, spare=False):
     """Fill a path with numbers that are a function of what was read: what a model does."""
-    assert tree.make_room(tree.num_unallocated(node))
-    tree.allocate_path(node)
+    needed = tree.num_unallocated(node)
+    assert tree.make_room(needed)
+    tree.allocate_path(node, tree.num_free - needed if spare else 0)
     for each in node.path():
         for place in range(each.num_cached_tokens, len(each.tokens)):
             each.states[0][:, :, :, place] = meaning(spelled(each)[: each.start + place + 1])
@@ -46,7 +48,8 @@ def check(tree):
         if node.states is None:
             assert node.num_cached_tokens == node.num_allocated == 0
             continue
-        assert node.num_cached_tokens <= node.num_allocated == node.states[0].shape[-2] <= len(node.tokens)
+        assert node.num_cached_tokens <= node.num_allocated == node.states[0].shape[-2]
+        assert node.num_allocated <= len(node.tokens) * (1 + 1 / SPARE_SHARE)
         spent += node.states[0].shape[-2]
         for place in range(node.num_cached_tokens):
             assert (node.states[0][:, :, :, place] == meaning(spelled(node)[: node.start + place + 1])).all()
@@ -106,6 +109,32 @@ def test_the_last_node_of_a_conversation_grows_with_it():
         tree.remove_user(node)
         assert len(list(tree.nodes())) == 1
         assert check(tree) == tree.num_allocated == len(said)
+
+
+def test_a_conversation_that_grows_is_seldom_copied(monkeypatch):
+    copied = []
+    copy_into = radix_module.copy_into
+    monkeypatch.setattr(radix_module, "copy_into", lambda to, of: (copied.append(of[0].shape[-2]), copy_into(to, of)))
+    tree = radix()
+    for length in range(10, 500, 10):
+        node = tree.add_user(tokens("".join(chr(100 + place) for place in range(length))))
+        tree.pin(node)
+        compute(tree, node, spare=True)
+        tree.unpin(node)
+        tree.remove_user(node)
+        assert check(tree) == tree.num_allocated >= length
+    assert sum(copied) < SPARE_SHARE * 500 + 500  # of 10 + 20 + ... + 480 = 11,760
+
+
+def test_spare_memory_is_never_more_than_there_is_and_ends_with_a_split():
+    tree = radix(capacity=100)
+    for length in (80, 90):
+        node = tree.add_user(tokens("".join(chr(100 + place) for place in range(length))))
+        compute(tree, node, spare=True)
+        tree.remove_user(node)
+    assert (node.num_spare, tree.num_allocated, tree.num_free) == (10, 100, 0)
+    tree.add_user(tokens("".join(chr(100 + place) for place in range(40))))
+    assert check(tree) == tree.num_allocated == 90
 
 
 def test_a_node_that_is_read_or_followed_does_not_grow():
@@ -230,7 +259,7 @@ def test_any_use_leaves_the_tree_whole(asked, capacity):
                 tree.unpin(held[-1])
                 tree.remove_user(held.pop())
             continue
-        compute(tree, node)
+        compute(tree, node, spare=True)
         assert spelled(node) == text
         held.append(node)
         if not stays:

@@ -1,8 +1,10 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.engines.slots import row_cache
 from turnwise.engines.slots.kv_layout import KVLayout
 from turnwise.engines.slots.row_cache import MIN_ROWS, MIN_SIZE, RowCache
 
@@ -45,13 +47,57 @@ def test_buckets_give_their_memory_back():
     assert rows.buckets[MIN_SIZE].num_rows == 8 * MIN_ROWS
     for slot in range(5 * MIN_ROWS - 1):
         rows.release(slot)
+    rows.close_gaps()
     assert rows.buckets[MIN_SIZE].num_rows == MIN_ROWS
     rows.release(5 * MIN_ROWS - 1)
+    rows.close_gaps()
     assert rows.buckets == {}
 
 
+def test_rows_that_all_end_together_do_not_move_and_leave_their_memory_to_the_next(monkeypatch):
+    rows = RowCache(LAYOUT, LONGEST)
+    for slot in range(3 * MIN_ROWS):
+        rows.allocate(slot, 40)
+    memory = rows.buckets[64].states
+    monkeypatch.setattr(row_cache, "copy_into", lambda *_: pytest.fail("a row was copied"))
+    for slot in range(3 * MIN_ROWS):
+        rows.release(slot)
+    rows.close_gaps()
+    assert rows.buckets == {}
+    for slot in range(3 * MIN_ROWS):
+        rows.allocate(slot, 50)
+    assert rows.buckets[64].states is memory
+    assert [rows.location[slot] for slot in range(3 * MIN_ROWS)] == [(64, row) for row in range(3 * MIN_ROWS)]
+
+
+def test_memory_without_rows_goes_when_more_is_needed_or_when_it_is_much(monkeypatch):
+    rows = RowCache(LAYOUT, LONGEST)
+
+    def end(slot):
+        rows.release(slot)
+        rows.close_gaps()
+
+    rows.allocate(0, 5)
+    end(0)
+    assert list(rows.spare) == [32]
+    rows.allocate(0, 40)
+    assert not rows.spare
+    end(0)
+    monkeypatch.setattr(row_cache, "MOST_SPARE", 0)
+    assert list(rows.spare) == [64]
+    rows.allocate(0, 40)
+    end(0)
+    assert not rows.spare
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "grow", "release"]), st.integers(0, 11), st.integers(1, 40))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["allocate", "grow", "release", "close gaps"]), st.integers(0, 11), st.integers(1, 40)
+        )
+    )
+)
 def test_every_row_stays_what_it_was(actions):
     rows, known = RowCache(LAYOUT, LONGEST), {}
     for what, slot, length in actions:
@@ -64,7 +110,10 @@ def test_every_row_stays_what_it_was(actions):
         elif what == "release" and slot in known:
             del known[slot]
             rows.release(slot)
+        elif what == "close gaps":
+            rows.close_gaps()
+            for size, bucket in rows.buckets.items():
+                places = [(size, row) for row in range(len(bucket.slots))]
+                assert [rows.location[slot] for slot in bucket.slots] == places
         assert rows.location.keys() == known.keys()
         assert all(holds(rows, slot, *found) for slot, found in known.items())
-        for size, bucket in rows.buckets.items():
-            assert [rows.location[slot] for slot in bucket.slots] == [(size, row) for row in range(len(bucket.slots))]

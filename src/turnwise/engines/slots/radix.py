@@ -12,13 +12,15 @@ from turnwise.tokens import Tokens, common_prefix
 
 RouteRows = Callable[[int], Routes]
 """Empty routes for so many tokens."""
+SPARE_SHARE = 4
+"""A conversation that has outgrown its memory gets so much of its length in addition."""
 SMALLEST_HALVED = 64
 """A node with memory for at least so many tokens is evicted by halves."""
 
 
 class PrefixNode:
-    """A run of tokens that follows its parent's. `states` has memory for its first `num_allocated` tokens and holds the
-    keys and values of its first `num_cached_tokens`; `routes` has their experts."""
+    """A run of tokens that follows its parent's. `states` has memory for `num_allocated` tokens, which may be more than
+    the node has, and holds the keys and values of its first `num_cached_tokens`; `routes` has their experts."""
 
     __slots__ = (
         "children",
@@ -60,7 +62,12 @@ class PrefixNode:
     @property
     def num_unallocated(self) -> int:
         """Tokens that have no memory yet."""
-        return len(self.tokens) - self.num_allocated
+        return max(0, len(self.tokens) - self.num_allocated)
+
+    @property
+    def num_spare(self) -> int:
+        """Tokens that it has memory for and does not have yet."""
+        return max(0, self.num_allocated - len(self.tokens))
 
     @property
     def is_private(self) -> bool:
@@ -72,6 +79,11 @@ class PrefixNode:
         """Its keys and values, of a node that has memory for them."""
         assert self.states is not None
         return self.states
+
+    @property
+    def own_states(self) -> KVStates:
+        """The keys and values of exactly its tokens."""
+        return token_range(self.allocated, 0, len(self.tokens))
 
     def path(self, above: PrefixNode | None = None) -> Iterator[PrefixNode]:
         """This node and its ancestors, from the last to the first, up to `above` or the root, both excluded."""
@@ -129,6 +141,8 @@ class Radix:
         upper = PrefixNode(node.tokens[:count], node.parent, node.start)
         upper.pins, upper.users, upper.last_used, upper.detached = node.pins, node.users, node.last_used, node.detached
         upper.num_cached_tokens = min(node.num_cached_tokens, count)
+        self.num_allocated -= node.num_spare
+        node.num_allocated -= node.num_spare
         upper.num_allocated = min(node.num_allocated, count)
         if node.states is not None:
             upper.states, upper.routes = self.part(node, 0, upper.num_allocated)
@@ -196,29 +210,39 @@ class Radix:
 
     # ------------------------------------------------------------ memory
 
+    @property
+    def num_free(self) -> int:
+        """Tokens that have memory without anything being evicted."""
+        return self.capacity - self.num_allocated
+
     def num_unallocated(self, node: PrefixNode) -> int:
         """Tokens of a path that have no memory yet."""
         return sum(each.num_unallocated for each in node.path())
 
-    def allocate(self, node: PrefixNode) -> None:
+    def allocate(self, node: PrefixNode, free: int = 0) -> None:
         """Give a node memory for its keys and values; `make_room` must have found it before. What it holds already
-        stays."""
+        stays. One that has grown gets more than it needs, of `free` tokens at most: it will grow again, and then it is
+        not copied."""
         if not node.num_unallocated:
             return
-        states, cached = self.layout.empty(len(node.tokens)), node.num_cached_tokens
+        size, cached = len(node.tokens), node.num_cached_tokens
+        if node.states is not None:
+            size += max(0, min(size // SPARE_SHARE, free))
+        states = self.layout.empty(size)
         if node.states is not None:
             copy_into(token_range(states, 0, cached), token_range(node.states, 0, cached))
         if self.route_rows is not None:
-            routes = self.route_rows(len(node.tokens))
+            routes = self.route_rows(size)
             if node.routes is not None:
                 routes[:cached] = node.routes[:cached]
             node.routes = routes
-        self.num_allocated += node.num_unallocated
-        node.states, node.num_allocated = states, len(node.tokens)
+        self.num_allocated += size - node.num_allocated
+        node.states, node.num_allocated = states, size
 
-    def allocate_path(self, node: PrefixNode) -> None:
+    def allocate_path(self, node: PrefixNode, free: int = 0) -> None:
+        """The same for a node and all before it."""
         for each in node.path():
-            self.allocate(each)
+            self.allocate(each, free if each is node else 0)
 
     def release(self, node: PrefixNode) -> None:
         """Drop a node's keys and values."""

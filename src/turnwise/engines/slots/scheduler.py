@@ -100,6 +100,7 @@ class Scheduler:
         for request in self.waiting:
             self.radix.remove_user(request.node)
         self.radix.forget()
+        self.rows.spare.clear()
         self.free_slots.sort()
         for request in self.waiting:
             self.enter_tree(request)
@@ -122,6 +123,7 @@ class Scheduler:
         self.submitted = []
         self.admit()
         self.grow_rows()
+        self.rows.close_gaps()
         return self.next_pass()
 
     def enter_tree(self, request: Request) -> None:
@@ -134,13 +136,14 @@ class Scheduler:
             request = self.waiting[0]
             self.radix.pin(request.node)
             smallest_row = self.rows.bucket_size(1)
-            if not self.radix.make_room(self.radix.num_unallocated(request.node) + smallest_row):
+            needed = self.radix.num_unallocated(request.node) + smallest_row
+            if not self.radix.make_room(needed):
                 self.radix.unpin(request.node)
                 assert self.running, "one request alone always fits: the engine refused a smaller cache"
                 return
             if not request.admitted_at:
                 request.cached = sum(node.num_cached_tokens for node in request.node.path())
-            self.radix.allocate_path(request.node)
+            self.radix.allocate_path(request.node, self.radix.num_free - needed)
             self.radix.num_allocated += smallest_row
             self.waiting.pop(0)
             self.allocate_slot(request)
@@ -175,7 +178,8 @@ class Scheduler:
         if request.sampling.routes is None or self.state.routes is None:
             return
         slot, start = request.slot, int(self.state.row_start[request.slot])
-        parts = [node.routes for node in request.node.path() if node.routes is not None][::-1]
+        path = [node for node in request.node.path() if node.routes is not None][::-1]
+        parts = [node.routes[: len(node.tokens)] for node in path if node.routes is not None]
         parts.append(self.state.routes[slot, start : max(start, int(self.state.length[slot]) - 1)])
         request.routes = np.concatenate(parts)[request.sampling.routes :]
 
@@ -222,10 +226,10 @@ class Scheduler:
         if not self.radix.make_room(size - smallest):
             shared, copied, size = request.node, [], smallest
         self.radix.num_allocated += size - smallest
-        self.rows.allocate(slot, length - shared.end, [node.allocated for node in copied])
+        self.rows.allocate(slot, length - shared.end, [node.own_states for node in copied])
         for node in copied:
             if node.routes is not None and self.state.routes is not None:
-                self.state.routes[slot, node.start : node.end] = node.routes
+                self.state.routes[slot, node.start : node.end] = node.routes[: len(node.tokens)]
         self.radix.unpin(request.node, above=shared)
         self.radix.remove_user(request.node, above=shared)
         request.node = shared
@@ -244,12 +248,12 @@ class Scheduler:
                 continue
             if not self.radix.make_room(node.num_unallocated):
                 break
-            self.radix.allocate(node)
+            self.radix.allocate(node, self.radix.num_free - node.num_unallocated)
             known, first = node.num_cached_tokens, node.start + node.num_cached_tokens
             new = token_range(node.allocated, known, len(node.tokens))
             copy_into(new, self.rows.states(slot, first - start, node.end - start))
             if node.routes is not None and self.state.routes is not None:
-                node.routes[known:] = self.state.routes[slot, first : node.end]
+                node.routes[known : len(node.tokens)] = self.state.routes[slot, first : node.end]
             node.num_cached_tokens = len(node.tokens)
         self.radix.unpin(last)
         for node in list(last.path(above)):
