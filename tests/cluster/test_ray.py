@@ -4,6 +4,7 @@ import asyncio
 import copy
 import math
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from turnwise.assemble.models import ModelSource, reachable
 from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
 from turnwise.cluster.remote_envs import RemoteEnvironments
+from turnwise.cluster.worker_host import ActorHost
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.rollout.batching.microbatch import Lane
@@ -207,3 +209,60 @@ def test_an_error_in_an_actor_keeps_its_traceback(cluster, tmp_path, caplog):
     assert made.reason.startswith("KeyError at ")
     assert "test_ray.py:" in made.reason
     assert 'return {}["gone"]  # here it breaks' in caplog.text
+
+
+def state_of(pid):
+    """The letter of a process's state; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].replace("Z", "")
+    except OSError:
+        return ""
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    return until(lambda: state_of(pid) == "T", 60.0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_ray_ends_an_actor_that_is_stopped(cluster, asynchronous):
+    """Its calls fail at once, and its process is killed a few seconds later: what the faults of a run rely on."""
+
+    class Plain:
+        def pid(self):
+            return os.getpid()
+
+    class Asynchronous:
+        async def pid(self):
+            return os.getpid()
+
+    actor = ray.remote(Asynchronous if asynchronous else Plain).options(num_cpus=1).remote()
+    pid = ray.get(actor.pid.remote())
+    asyncio.run(stop(pid))
+    call = actor.pid.remote()
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(call, timeout=60.0)
+    asyncio.run(until(lambda: not state_of(pid), 60.0))
+
+
+def rollout_workers():
+    found = Path("/proc").glob("[0-9]*/comm")
+    return {int(path.parent.name) for path in found if path.read_text().startswith("rollout worker")}
+
+
+def test_a_stopped_rollout_worker_ends_with_its_actor(cluster, tmp_path):
+    """The worker is a process beside the actor, and cannot notice that the actor has ended."""
+
+    async def scene():
+        before = rollout_workers()
+        host = ActorHost(0, micro_recipe(tmp_path, *SPREAD).cluster)
+        line = await host.connect()
+        [pid] = rollout_workers() - before
+        await stop(pid)
+        host.kill()
+        await until(lambda: not state_of(pid), 60.0)
+        line.close()
+        await host.ended(0.0)
+
+    asyncio.run(scene())
