@@ -1,11 +1,14 @@
 """A matrix of faults: what breaks, when, how it is noticed, and what was lost or trained twice.
 
-    python benchmarks/faults.py [--only WORD ...] [--quick] [--json FILE]
+    python benchmarks/faults.py [--only WORD ...] [--quick] [--rows FILE]
 
 Each cell is a small training run in a process of its own to which something is done. It is then finished, and audited:
 every step is in metrics and archive, no group was trained on twice, no traceback of turnwise's own was printed, no
 process is left, and, where the schedule is synchronous, all metrics are those of a run that nothing happened to, bit
 for bit. Exit code 1 where a cell does not hold. As root, or where a user may not mount, see the cells of the disk.
+
+With --rows each row is written to a file as soon as it is there. Cells whose row of the file holds are not run again,
+and the table is of the whole file, so that the cells of one table may be run in several calls.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_cells import CLUSTER_CELLS
@@ -66,13 +70,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few cells")
     parser.add_argument("--cluster", action="store_true", help="cells about other processes, servers and nodes alone")
     parser.add_argument("--keep", metavar="FOLDER", help="leave all runs in this folder")
-    parser.add_argument("--json", metavar="FILE", type=Path)
+    parser.add_argument("--rows", metavar="FILE", type=Path, help="go on from the rows of this file, and add to them")
     chosen = parser.parse_args()
     words = chosen.only or (QUICK if chosen.quick else None)
     among = CLUSTER_CELLS if chosen.cluster else CELLS if chosen.quick else (*CELLS, *CLUSTER_CELLS)
-    cells = [cell for cell in among if not words or any(word in f"{cell.what}, {cell.when}" for word in words)]
+    rows = rows_of(chosen.rows)
+    cells = [
+        cell
+        for cell in among
+        if (not words or any(word in name_of(cell) for word in words))
+        and (name_of(cell) not in rows or rows[name_of(cell)]["wrong"])
+    ]
     folder = Path(chosen.keep or tempfile.mkdtemp(prefix="turnwise-faults-"))
-    began, rows = time.monotonic(), []
+    began = time.monotonic()
     try:
         undisturbed = []
         if any(cell.same for cell in cells):
@@ -80,23 +90,41 @@ def main() -> int:
             assert reference.start().wait(600) == 0, reference.said
             undisturbed = reference.metrics
         for place, cell in enumerate(cells):
-            row = play(cell, folder / f"{place:02d}", undisturbed)
-            rows.append(row)
+            row = rows[name_of(cell)] = play(cell, folder / f"{place:02d}", undisturbed)
+            if chosen.rows:
+                with open(chosen.rows, "a") as file:
+                    file.write(json.dumps(row) + "\n")
             state = f"WRONG: {row['wrong']}" if row["wrong"] else "ok"
-            print(f"{place + 1}/{len(cells)} {cell.what}, {cell.when}: {state}", file=sys.stderr, flush=True)
+            print(f"{place + 1}/{len(cells)} {name_of(cell)}: {state}", file=sys.stderr, flush=True)
     finally:
         if not chosen.keep:
             shutil.rmtree(folder, ignore_errors=True)
+    order = [name for name in map(name_of, among) if name in rows]
+    wrong = print_table([rows[name] for name in order])
+    print(f"\n{len(order)} cells, {wrong} wrong, {(time.monotonic() - began) / 60:.1f} minutes")
+    return 1 if wrong else 0
+
+
+def name_of(cell: Cell) -> str:
+    return f"{cell.what}, {cell.when}"
+
+
+def rows_of(file: Path | None) -> dict[str, dict[str, str]]:
+    """The last row of each cell, by its name."""
+    if file is None or not file.exists():
+        return {}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {f"{row['what']}, {row['when']}": row for row in rows}
+
+
+def print_table(rows: Sequence[Mapping[str, str]]) -> int:
+    """How many rows do not hold."""
     print("| injected | when | noticed | outcome | lost | trained twice | as undisturbed | holds |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         mark = f"**wrong: {row['wrong']}**" if row["wrong"] else "ok"
         print(f"| {' | '.join(row[name] for name in ('what', 'when', *COLUMNS))} | {mark} |")
-    wrong = sum(bool(row["wrong"]) for row in rows)
-    print(f"\n{len(rows)} cells, {wrong} wrong, {(time.monotonic() - began) / 60:.1f} minutes")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=2))
-    return 1 if wrong else 0
+    return sum(bool(row["wrong"]) for row in rows)
 
 
 if __name__ == "__main__":
