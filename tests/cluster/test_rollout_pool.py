@@ -182,13 +182,25 @@ class SilentHost(HostHere):
             self.theirs.close()
 
 
+class CutOffHost(SilentHost):
+    """The network to the first worker is gone: killing it does not reach it, and its line stays open. Nor does it take
+    what is sent."""
+
+    def kill(self) -> None:
+        if self is not HostHere.started[0]:
+            super().kill()
+
+
+@pytest.mark.parametrize("start", [SilentHost, CutOffHost])
 def test_a_worker_that_says_nothing_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, start: type[SilentHost]
 ) -> None:
     monkeypatch.setattr(rollout_pool, "TICK_SECONDS", 0.05)
 
     async def scene() -> list[Group]:
-        async with pool_here(engine_by_seed(), 1, start=SilentHost, stall_seconds=1.0) as pool:
+        async with pool_here(engine_by_seed(), 1, start=start, stall_seconds=1.0) as pool:
+            if start is CutOffHost:  # more than the socket holds
+                pool.slots[0].link.line.send("fills", bytes(1 << 22))  # type: ignore[union-attr]
             return await made_by(pool, TASKS[:1])
 
     [group] = in_run_loop(scene())

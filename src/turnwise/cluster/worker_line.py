@@ -64,6 +64,9 @@ class WorkerLine:
     def close(self) -> None:
         self.wire.close()
 
+    def cut(self) -> None:
+        self.wire.cut()
+
 
 def fields_of(value: Completion | Sampling) -> tuple[Any, ...]:
     """The fields of a call or an answer, which travel faster than the value: pickle asks dataclasses for theirs each

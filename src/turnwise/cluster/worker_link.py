@@ -193,9 +193,11 @@ class WorkerLink:
     # ------------------------------------------------------------ its end
 
     def kill(self, reason: str) -> None:
-        """End a process that does not answer."""
+        """End a process that does not answer. Where it cannot be reached, nobody closes the other end of its line."""
         self.killed = self.killed or reason
         self.host.kill()
+        if self.line is not None:
+            self.line.cut()
 
     def forget(self) -> None:
         """The worker is gone: whatever it asked for is given up, and nobody waits for its calls."""

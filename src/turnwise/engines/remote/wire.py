@@ -42,6 +42,10 @@ class Wire:
     def close(self) -> None:
         self.writer.close()
 
+    def cut(self) -> None:
+        """Close this end although the other one may take nothing any more; `receive` raises EOFError."""
+        self.writer.transport.abort()
+
 
 def framed(message: Any) -> bytes:
     return frames.framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
