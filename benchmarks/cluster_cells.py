@@ -6,7 +6,6 @@ A cell says within how many seconds the fault has to be noticed, and what the ru
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -17,23 +16,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fault_cells import Cell, Seen, lines, warmed
-from trial import HERE, Trial, children, command_of, environment_of, kill, wait_for
+from ray_nodes import CutNodes, Nodes, of_actors
+from trial import HERE, Trial, children, command_of, kill, wait_for
 
 ANSWER = 10
 """Seconds without a sign of life, in place of 60, so that a cell is short."""
-SLACK = 30
+SLACK = 3 * ANSWER
 """Seconds more that a busy machine may take."""
-KILLED, STALLED = SLACK, ANSWER + 5 + SLACK
+KILLED, STALLED = SLACK, 2 * ANSWER + SLACK
 """Seconds within which a fault has to be noticed: a dead process at once, one that is stopped by the next check."""
 GROUP_SIZE = 4
 
 LEFT_OUT = "is left out and started again"
 BACK = "is used again"
 LOST = "rank . of the learner failed"
+AGAIN = r"rollout worker . is started again"
 
 
 def others(pattern: str, process: subprocess.Popen[bytes]) -> list[int]:
@@ -48,6 +48,16 @@ def started(trial: Trial) -> subprocess.Popen[bytes]:
     (trial.folder / "opened").unlink(missing_ok=True)  # by demonstrations and the first evaluation
     wait_for(partial(lines(3), trial), process)
     return process
+
+
+@contextmanager
+def held(trial: Trial) -> Iterator[None]:
+    """Environments answer nothing meanwhile: else a run may be over before something is used again."""
+    (trial.folder / "hold").touch()
+    try:
+        yield
+    finally:
+        (trial.folder / "hold").unlink()
 
 
 def warned(trial: Trial, says: str) -> int:
@@ -96,11 +106,15 @@ def disturbed(
 
 def went_on(trial: Trial) -> str:
     """What became of the attempts; none may have failed or have been begun anew."""
-    bad = sum(line.get(f"status/{name}", 0.0) for line in trial.metrics for name in ("failed", "timed_out"))
-    assert not bad, f"{bad:.0f} attempts were lost"
+    assert not unmade(trial), f"{unmade(trial):.0f} attempts were lost"
     again = begun_anew(trial)
     assert not again, f"{again} attempts were begun anew"
     return "went on, no attempt begun anew"
+
+
+def unmade(trial: Trial) -> float:
+    """How many attempts have failed or timed out."""
+    return sum(line.get(f"status/{name}", 0.0) for line in trial.metrics for name in ("failed", "timed_out"))
 
 
 def begun_anew(trial: Trial) -> int:
@@ -114,6 +128,26 @@ def begun_anew(trial: Trial) -> int:
     assert trained, "nothing was archived"
     assert trained <= opened.keys(), "the environment did not count"
     return sum(max(0, opened[task] - GROUP_SIZE) for task in trained)
+
+
+# ---------------------------------------------------------------- rollout workers
+
+
+def worker_lost(trial: Trial, number: int, find: Callable[[str, subprocess.Popen[bytes]], list[int]] = others) -> Seen:
+    """A worker has the environments of its groups, which begin anew; no attempt fails for that."""
+    process = started(trial)
+    kill(find("^rollout worker", process)[-1], number)
+    seconds = noticed(trial, AGAIN, process, KILLED if number == signal.SIGKILL else STALLED)
+    return worker_went_on(trial, seconds, process)
+
+
+def worker_went_on(trial: Trial, seconds: str, process: subprocess.Popen[bytes]) -> Seen:
+    code = process.wait(600)
+    assert code == 0, f"exit code {code}"
+    assert not unmade(trial), f"{unmade(trial):.0f} attempts were lost"
+    assert warned(trial, AGAIN) == 1, "more workers than one were started again"
+    anew = re.findall(r"(\d+)\s+groups\s+of\s+it\s+begin\s+anew", (trial.out / "events.log").read_text())
+    return Seen(seconds, f"worker started again, {anew[0]} groups begun anew; went on, exit 0")
 
 
 # ---------------------------------------------------------------- the driver
@@ -176,6 +210,14 @@ class Servers:
         log = self.trial.folder / f"server {number}"
         wait_for(lambda: "listens" in log.read_text(), self.processes[number])
 
+    def bring_back(self, number: int, signal_back: int) -> None:
+        """By a signal, or with 0 by a new process."""
+        if signal_back:
+            kill(self.processes[number].pid, signal_back)
+        else:
+            self.processes[number].wait()
+            self.processes[number] = self.start(number)
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
@@ -192,15 +234,12 @@ def server_lost(trial: Trial, away: int, back: int | None, which: tuple[int, ...
         for number in which:
             kill(servers.processes[number].pid, away)
         seconds = noticed(trial, LEFT_OUT, process, STALLED if away == signal.SIGSTOP else KILLED)
-        time.sleep(5.0)
-        for number in which if back is not None else ():
-            if away == signal.SIGKILL:
-                servers.processes[number].wait()
-                servers.processes[number] = servers.start(number)
-            else:
-                kill(servers.processes[number].pid, back or 0)
         if back is not None:
-            wait_for(lambda: warned(trial, BACK) >= len(which), process)
+            with held(trial):
+                time.sleep(5.0)
+                for number in which:
+                    servers.bring_back(number, back)
+                wait_for(lambda: warned(trial, BACK) >= len(which), process)
         code = process.wait(600)
         assert code == 0, f"exit code {code}"
         outcome = "left out" if back is None else "left out, used again"
@@ -220,114 +259,29 @@ def free_port() -> int:
 # ---------------------------------------------------------------- Ray
 
 
-class Nodes:
-    """A Ray cluster on this machine: a head without CPUs, where the driver is, and two nodes."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        self.size = {"num_cpus": 2, "object_store_memory": 80 << 20}
-        with variables(trial.environment() | QUICK_CHECKS):
-            self.cluster = self.patiently(self.head)
-        self.nodes = [self.join(), self.join()]
-        trial.settings = (*trial.settings, f"cluster.address={self.cluster.address}")
-
-    def head(self) -> Any:
-        from ray.cluster_utils import Cluster
-
-        size = {**self.size, "num_cpus": 0, "include_dashboard": False}
-        return Cluster(initialize_head=True, head_node_args=size)
-
-    def join(self) -> Any:
-        with variables(self.trial.environment() | QUICK_CHECKS):
-            return self.patiently(lambda: self.cluster.add_node(**self.size))
-
-    def patiently(self, start: Callable[[], Any]) -> Any:
-        """Ray gives a node 30 seconds to start, which a busy machine exceeds."""
-        for _ in range(3):
-            try:
-                with small_agents():
-                    return start()
-            except Exception as error:
-                failure = error
-        raise RuntimeError(f"Ray did not start: {failure}")
-
-    def actors(self, pattern: str, process: subprocess.Popen[bytes] | None = None) -> list[int]:
-        """Processes of actors by a pattern for their names."""
-        found = (pid for node in self.nodes for pid in children(raylet(node)))
-        return [pid for pid in found if re.search(pattern, command_of(pid))]
-
-    def with_actor(self, pattern: str) -> Any:
-        """The node that has such an actor."""
-        return next(
-            node for node in self.nodes if any(re.search(pattern, command_of(pid)) for pid in children(raylet(node)))
-        )
-
-    def find(self, pattern: str, process: subprocess.Popen[bytes]) -> list[int]:
-        return self.actors(pattern)
-
-    def close(self) -> None:
-        for pid in processes_of(self.trial.folder):  # a stopped process cannot end
-            kill(pid, signal.SIGCONT)
-        self.cluster.shutdown()
+NODE_STALLED = 2 * ANSWER + SLACK
+"""Ray's own checks of a node take about 18 s here."""
 
 
-QUICK_CHECKS = {
-    "RAY_worker_niceness": "0",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "5000",
-    "RAY_health_check_failure_threshold": "3",
-}
-"""Ray notices a node that does not answer after about a minute; with these in about 18 seconds."""
-NODE_STALLED = 18 + SLACK
-
-
-@contextmanager
-def small_agents() -> Iterator[None]:
-    """Nodes whose agents leave out what only a dashboard needs. Ray lets a node die whose agents do not start within 15
-    seconds, and on a busy machine the others do not."""
-    import ray._private.utils as checks
-
-    before = checks.get_dashboard_dependency_error
-    checks.get_dashboard_dependency_error = lambda: ImportError("not wanted")
-    try:
-        yield
-    finally:
-        checks.get_dashboard_dependency_error = before
-
-
-def raylet(node: Any) -> int:
-    return int(node.all_processes["raylet"][0].process.pid)
-
-
-def processes_of(folder: Path) -> list[int]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and str(folder) in environment_of(pid)]
-
-
-@contextmanager
-def variables(wanted: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def on_ray(trial: Trial, play: Callable[[Trial, Nodes], Seen]) -> Seen:
-    """Play a cell on a cluster of its own. At its end no actor of the run is left on the nodes."""
+def on_ray(trial: Trial, play: Callable[[Trial, Nodes], Seen], kind: type[Nodes] = Nodes) -> Seen:
+    """Play a cell on a cluster of its own. At its end no process of the run is left, on nodes that are there and on
+    those that were lost and go on."""
     with ExitStack() as stack:
-        nodes = Nodes(trial)
+        nodes = kind(trial)
         stack.callback(nodes.close)
+        nodes.start()
         seen = play(trial, nodes)
-        mine = "ray::(Rank|Replica|Environment)"
-        wait_for(lambda: not nodes.actors(mine), patience=SLACK)
+        nodes.wake_lost()
+        wait_for(lambda: not of_actors(trial.folder), patience=2 * SLACK)
         return seen
 
 
 def actor_disturbed(trial: Trial, nodes: Nodes, pattern: str, number: int, **how: Any) -> Seen:
     return disturbed(trial, pattern, number, find=nodes.find, **how)
+
+
+def worker_on_ray(trial: Trial, nodes: Nodes, number: int) -> Seen:
+    return worker_lost(trial, number, nodes.find)
 
 
 def environment_disturbed(trial: Trial, nodes: Nodes, number: int) -> Seen:
@@ -341,29 +295,35 @@ def environment_disturbed(trial: Trial, nodes: Nodes, number: int) -> Seen:
     return Seen(seconds, "actor started again, its attempts retried; exit 0")
 
 
-def node_lost(trial: Trial, nodes: Nodes, pattern: str, number: int, joins: bool) -> Seen:
-    """All processes of a node get a signal. Replicas are left out, and start on a node that joins; a lost rank ends
-    the run, which is resumed once another node is there."""
+def node_lost(trial: Trial, nodes: Nodes, pattern: str, number: int, joins: bool = True) -> Seen:
+    """All processes of a node get a signal, or it is cut off. Replicas are left out, and start on a node that joins; a
+    lost rank ends the run, which is resumed once another node is there."""
     process = started(trial)
-    node = nodes.with_actor(pattern)
-    for pid in [raylet(node), *children(raylet(node))]:
-        kill(pid, number)
+    nodes.lose(nodes.with_actor(pattern, without="" if joins else "ray::Rank"), number)
     ranks = "Rank" in pattern
     within = KILLED if number == signal.SIGKILL else NODE_STALLED
     seconds = noticed(trial, LOST if ranks else LEFT_OUT, process, within)
-    nodes.nodes.remove(node)
-    if joins:
-        nodes.nodes.append(nodes.join())
     if ranks:
+        nodes.nodes.append(nodes.join())
         assert process.wait(600) == 1, f"exit code {process.returncode}"
         assert trial.finish() == 0
         return Seen(seconds, "exit 1 in one line, resumed on another node")
     if joins:
-        wait_for(lambda: warned(trial, BACK), process)
+        with held(trial):
+            nodes.nodes.append(nodes.join())
+            wait_for(lambda: warned(trial, BACK), process)
     code = process.wait(600)
     assert code == 0, f"exit code {code}"
     where = "started again on a node that joined" if joins else "left out"
     return Seen(seconds, f"{where}; {went_on(trial)}, exit 0")
+
+
+def node_of_worker_lost(trial: Trial, nodes: Nodes, number: int) -> Seen:
+    """A worker starts on another node, and its groups begin anew there."""
+    process = started(trial)
+    nodes.lose(nodes.with_actor("^rollout worker", without="ray::Rank"), number)
+    nodes.nodes.append(nodes.join())
+    return worker_went_on(trial, noticed(trial, AGAIN, process, NODE_STALLED), process)
 
 
 def driver_on_ray(trial: Trial, nodes: Nodes, number: int) -> Seen:
@@ -378,18 +338,25 @@ LONG = ("rollout.limits.call_seconds=300", "env.0.settings.pace=0.3")
 COUNTED = (*LONG, "env.0.settings.counts=true")
 LAGGED = ("max_lag=2", LIMIT, *COUNTED)
 ENGINES = ("engine.processes=2", *LAGGED)
+WORKERS = ("cluster.rollout_workers=2", "rollout.limits.blocked_seconds=5", "max_lag=2", *COUNTED)
+"""A worker that says nothing is lost after 5 + 15 seconds, which is twice `ANSWER`."""
 RANKS = ("cluster.fsdp=2", LIMIT, *COUNTED)
 TOGETHER = ("engine.processes=2", "cluster.fsdp=2", *LAGGED)
 RAY = ("cluster.placement=separate_nodes", "cluster.fsdp=2", "cluster.replicas=2", "cluster.cpus=0.5", *LAGGED)
 APART = ("cluster.placement=disaggregated", "cluster.replicas=3", "cluster.cpus=1", *LAGGED)
 """A rank and a replica on one node, two replicas on the other."""
 ACTORS = ("cluster.placement=colocated", "cluster.cpus=0.5", "env.0.concurrency.actors=2", *LAGGED)
+RAY_WORKERS = ("cluster.placement=colocated", "cluster.cpus=0.5", LIMIT, *WORKERS)
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 REFUSE, LISTEN = signal.SIGUSR1, signal.SIGUSR2
+CUT = 0
+"""No signal."""
 
 
-def ray_cell(what: str, how: str, play: Callable[..., Seen], settings: tuple[str, ...], **given: Any) -> Cell:
-    return cell(what, how, partial(on_ray, play=partial(play, **given)), settings)
+def ray_cell(
+    what: str, how: str, play: Callable[..., Seen], settings: tuple[str, ...], nodes: type[Nodes] = Nodes, **given: Any
+) -> Cell:
+    return cell(what, how, partial(on_ray, play=partial(play, **given), kind=nodes), settings)
 
 
 def cell(what: str, how: str, play: Callable[..., Seen], settings: tuple[str, ...], **given: Any) -> Cell:
@@ -404,6 +371,8 @@ CLUSTER_CELLS = (
     cell("engine process", "stall", disturbed, ENGINES, number=STOP, **ENGINE),
     cell("process rank", "kill -9", disturbed, RANKS, number=KILL, **RANK),
     cell("process rank", "stall", disturbed, RANKS, number=STOP, **RANK),
+    cell("rollout worker", "kill -9", worker_lost, WORKERS, number=KILL),
+    cell("rollout worker", "stall", worker_lost, WORKERS, number=STOP),
     cell("driver of processes", "kill -9", driver_killed, TOGETHER, pattern="^rank|^engine process"),
     cell("driver of processes", f"stall of {2 * ANSWER} s", driver_stalled, TOGETHER),
     cell("vLLM server", "kill -9, started again", server_lost, LAGGED, away=KILL, back=0),
@@ -418,10 +387,18 @@ CLUSTER_CELLS = (
     ray_cell("Ray rank", "stall", actor_disturbed, RAY, number=STOP, **RAY_RANK),
     ray_cell("Ray environment actor", "kill -9", environment_disturbed, ACTORS, number=KILL),
     ray_cell("Ray environment actor", "stall", environment_disturbed, ACTORS, number=STOP),
-    ray_cell("Ray node of all replicas", "kill -9", node_lost, RAY, pattern="ray::Replica", number=KILL, joins=True),
-    ray_cell("Ray node of all replicas", "stall", node_lost, RAY, pattern="ray::Replica", number=STOP, joins=True),
-    ray_cell("Ray node of ranks", "kill -9", node_lost, RAY, pattern="ray::Rank", number=KILL, joins=True),
-    ray_cell("Ray node of ranks", "stall", node_lost, RAY, pattern="ray::Rank", number=STOP, joins=True),
+    ray_cell("Ray rollout worker", "kill -9", worker_on_ray, RAY_WORKERS, number=KILL),
+    ray_cell("Ray rollout worker", "stall", worker_on_ray, RAY_WORKERS, number=STOP),
+    ray_cell("Ray node of all replicas", "kill -9", node_lost, RAY, number=KILL, pattern="ray::Replica"),
+    ray_cell("Ray node of all replicas", "stall", node_lost, RAY, number=STOP, pattern="ray::Replica"),
+    ray_cell("Ray node of all replicas", "partition", node_lost, RAY, CutNodes, number=CUT, pattern="ray::Replica"),
+    ray_cell(
+        "Ray node of some replicas", "kill -9", node_lost, APART, number=KILL, pattern="ray::Replica", joins=False
+    ),
+    ray_cell("Ray node of ranks", "kill -9", node_lost, RAY, number=KILL, pattern="ray::Rank"),
+    ray_cell("Ray node of ranks", "stall", node_lost, RAY, number=STOP, pattern="ray::Rank"),
+    ray_cell("Ray node of ranks", "partition", node_lost, RAY, CutNodes, number=CUT, pattern="ray::Rank"),
+    ray_cell("Ray node of a rollout worker", "partition", node_of_worker_lost, RAY_WORKERS, CutNodes, number=CUT),
     ray_cell("driver on Ray", "kill -9", driver_on_ray, RAY, number=KILL),
     ray_cell("driver on Ray", f"stall of {2 * ANSWER} s", driver_on_ray, RAY, number=STOP),
 )

@@ -31,6 +31,10 @@ if THREAD_NAMES in os.environ and threading.current_thread() is threading.main_t
     signal.signal(signal.SIGUSR1, write_thread_names)
 
 
+def beside_cache(name: str) -> Path:
+    return Path(os.environ["TURNWISE_CACHE"]).parent / name
+
+
 class Faulty(Hops):
     """Lookups of which a share misbehaves. Which ones is decided by the task and the text, so that a run and its
     repetition meet the same."""
@@ -38,7 +42,8 @@ class Faulty(Hops):
     def __init__(
         self, fault: str = "", share: float = 0.05, pace: float = 0.0, counts: bool = False, **settings: Any
     ) -> None:
-        """`counts`: whether each task that is opened is written down beside the cache."""
+        """`counts`: whether each task that is opened is written down beside the cache, and steps wait while there is a
+        file `hold` there."""
         super().__init__(**settings)
         self.fault, self.share, self.pace, self.counts = fault, share, pace, counts
 
@@ -46,7 +51,7 @@ class Faulty(Hops):
         self.seed = str(task.data["store"])
         self.count = 0
         if self.counts:
-            with open(Path(os.environ["TURNWISE_CACHE"]).parent / "opened", "a") as file:
+            with open(beside_cache("opened"), "a") as file:
                 file.write(f"{task.id}\n")
         return await super().open(task)
 
@@ -55,6 +60,8 @@ class Faulty(Hops):
         chance = Random(f"{self.seed} {self.count} {message.content}")
         if self.pace:
             await asyncio.sleep(self.pace * chance.random())
+        while self.counts and beside_cache("hold").exists():
+            await asyncio.sleep(0.1)
         if self.fault and chance.random() < self.share:
             return await FAULTS[self.fault](self, message)
         return await super().step(message)
