@@ -4,7 +4,9 @@ import asyncio
 import copy
 import math
 import os
+import re
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,14 @@ from turnwise.assemble.models import ModelSource, reachable
 from turnwise.assemble.run import run_parts
 from turnwise.cluster.placement import Site, nodes_of
 from turnwise.cluster.remote_envs import RemoteEnvironments
+from turnwise.cluster.replica import RayReplica
 from turnwise.cluster.worker_host import ActorHost
+from turnwise.engines.base import EngineFailure
 from turnwise.envs.base import Reply
 from turnwise.messages import Message
 from turnwise.rollout.batching.microbatch import Lane
 from turnwise.runs.folder import RunFolder
+from turnwise.schedule.stopping import LearnerLost
 from turnwise.training.loop import Progress, train
 from turnwise.types import Status
 
@@ -172,6 +177,34 @@ def test_a_rank_that_fails_ends_the_learner_with_its_reason(cluster, tmp_path):
             ActorRanks(site, len, device="cpu", threads=1)
     finally:
         site.close()
+
+
+def test_a_rank_whose_process_ends_says_so_in_one_line(cluster, tmp_path, caplog):
+    from turnwise.cluster.actors import ActorRanks
+
+    def exits(spread):
+        os._exit(1)  # as where the system ends it because memory is short
+
+    recipe = micro_recipe(tmp_path, *SPREAD)
+    with closing(Site(recipe.cluster, room_of(recipe))) as site, pytest.raises(LearnerLost) as lost:
+        ActorRanks(site, exits, device="cpu", threads=1)
+    assert re.fullmatch("rank . of the learner failed: its process has ended", str(lost.value))
+    assert "OOM" not in caplog.text
+
+
+def test_a_replica_whose_process_ends_says_so_in_one_line(cluster, tmp_path):
+    async def scene(site):
+        replica = RayReplica(site, 0, ray.put(lambda: None), context=8)
+        os.kill(await replica.actor.__ray_call__.remote(lambda self: os.getpid()), signal.SIGKILL)
+        with pytest.raises(
+            EngineFailure, match="^engine replica 0 is gone: its process (has ended|cannot be reached)$"
+        ):
+            await replica.check()
+        await replica.close()
+
+    recipe = micro_recipe(tmp_path, *SPREAD)
+    with closing(Site(recipe.cluster, room_of(recipe))) as site:
+        asyncio.run(scene(site))
 
 
 def test_a_whole_run_with_environments_in_actors_resumes_on_the_cluster_only(cluster, tmp_path):

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from turnwise.cluster.life import TICK, Silence, silent_for
+from turnwise.cluster.lost import why_lost
 from turnwise.cluster.mesh import MeshShape
 from turnwise.cluster.placement import Site
 from turnwise.cluster.rank import MakeLearner, Rank, RankAddress, join
@@ -104,7 +105,7 @@ class ActorRanks:
                     answers[rank] = ray.get(done)
                 except RayError as error:
                     self.close()
-                    raise LearnerLost.by(rank, str(error)) from None
+                    raise LearnerLost.by(rank, why_lost(error)) from None
         return [answers[rank] for rank in range(len(calls))]
 
     def silent(self, waiting: Collection[int]) -> int | None:

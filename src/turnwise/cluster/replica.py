@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from turnwise.cluster.lost import why_lost
 from turnwise.cluster.placement import Site
 from turnwise.engines.base import Completion, Engine, EngineFailure, Sampling, can_sleep, checked_prompt
 from turnwise.engines.remote.router import Router
@@ -133,7 +134,7 @@ class RayReplica:
             cause = error.cause
             raise cause if isinstance(cause, (EngineFailure, ValueError)) else EngineFailure(str(cause)) from None
         except RayError as error:
-            raise EngineFailure(f"{self.name} has ended: {error}") from None
+            raise EngineFailure(f"{self.name} is gone: {why_lost(error)}") from None
 
 
 def open_replicas(
