@@ -6,7 +6,8 @@ speed   Attempts of 50 turns as in benchmarks/turn_cost.py (about 100 tokens an 
         end) by 1 and by 2 worker processes. The engine only plays back: in each worker, as a client that connects by
         itself, and in the run, over the workers' lines. CPU is that of the workers and of the run.
 cost    CPU of one process per turn: the loop alone, with JSON to a played server as a client of vLLM has it, and with
-        JSON of which only the new tokens are written. The server is another process.
+        JSON of which only the new tokens are written. The server is another process. And what a finished group costs
+        the worker that sends it, and the run that reads it.
 tokens  The micro recipe at max_lag = 0, trained with 0, 1, 2 and 4 workers: a checksum of all tokens and logprobs that
         training and evaluations sampled.
 """
@@ -19,12 +20,13 @@ import gc
 import hashlib
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,8 +75,6 @@ def cpu_of(pid: int) -> float:
 
 async def groups_by(workers: int, where: str, groups: int, turns: int, repeats: int) -> dict[str, float]:
     """Turns per second and CPU milliseconds per turn, the median of the repeats."""
-    import pickle
-
     import rollout_workers as here
     from turn_cost import long_turns
 
@@ -240,7 +240,23 @@ def measure_cost(groups: int, turns: int, repeats: int) -> dict[str, float]:
         finally:
             server.terminate()
     print(f"cost    JSON of whole prompts / of new tokens: {found['whole prompts'] / found['new tokens']:.2f}")
+    maker = maker_of({"e": environment}, playback, renderer, turns)
+    group = asyncio.run(maker.group(Task("0", "e"), 0))
+    found["sent"], data = spent_by(partial(pickle.dumps, group, pickle.HIGHEST_PROTOCOL), ATTEMPTS * turns)
+    found["read"], _ = spent_by(partial(pickle.loads, data), ATTEMPTS * turns)
+    print(f"cost    {'a group, sent':30} {found['sent']:.4f} CPU ms per turn")
+    print(f"cost    {'a group, read by the run':30} {found['read']:.4f} CPU ms per turn", flush=True)
     return found
+
+
+def spent_by(function: Callable[[], Any], turns: int, repeats: int = 15) -> tuple[float, Any]:
+    """(CPU milliseconds per turn, the result): the median of some calls."""
+    spent = []
+    for _ in range(repeats):
+        began = time.process_time()
+        result = function()
+        spent.append((time.process_time() - began) / turns * 1000)
+    return statistics.median(spent), result
 
 
 # ---------------------------------------------------------------- tokens

@@ -357,6 +357,35 @@ def test_a_growing_trajectory_of_64_turns_pickles_within_1_2_of_its_unique_bytes
     assert again.turns[0].prompt.base.nbytes == trajectory.turns[0].prompt.base.nbytes
 
 
+def test_an_unpickled_trajectory_is_the_same_without_being_checked_again(monkeypatch):
+    heard = Message("user", "heard", calls=()), Message("tool", "found")
+    timing = TurnTiming(0.1, 0.2, 0.3, 0.4)
+    first = Turn(**turn_fields(heard=heard, timing=timing, reward=0.5))
+    second = Turn(**turn_fields(prompt=[1, 2, 3, 4, 5, 6], action=[7], logprobs=[-1.0], versions=[5]))
+    third = Turn(**turn_fields(prompt=[9], broke=Break.history))
+    made = Trajectory((first, second, third), Status.finished, 1.0, {"lookups": 2.0}, seat=1, opening=heard)
+    data = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
+    for kind in (Turn, Trajectory):
+        monkeypatch.setattr(kind, "__post_init__", lambda _: pytest.fail("it was checked again"))
+    again = pickle.loads(data)
+    for name in ("status", "outcome", "marks", "failure", "seat", "opening", "tools"):
+        assert getattr(again, name) == getattr(made, name)
+    assert (again.spans == made.spans).all()
+    assert type(again.marks) is type(made.marks)
+    for turn, other in zip(again.turns, made.turns, strict=True):
+        for name in ARRAYS:
+            one, two = getattr(turn, name), getattr(other, name)
+            assert one.dtype == two.dtype
+            assert one.tolist() == two.tolist()
+            with pytest.raises(ValueError, match="read-only"):
+                one[0] = 1
+        assert np.shares_memory(turn.prompt, again.buffer)
+        assert np.shares_memory(turn.action, again.buffer)
+        for name in ("stop", "reward", "said", "heard", "timing", "broke", "allowed", "routes"):
+            assert getattr(turn, name) == getattr(other, name)
+            assert type(getattr(turn, name)) is type(getattr(other, name))
+
+
 @pytest.mark.parametrize("remake", [remake_by_pickle, copy.copy, copy.deepcopy])
 @few
 @given(group_lists(min_groups=1, max_groups=1, max_turns=5), st.sampled_from(DO_NOT_COUNT))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -254,13 +255,14 @@ class Trajectory:
         return sum(len(turn.action) for turn in self.turns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        buffer, spans = self.buffer, self.spans
+        logprobs = np.concatenate([np.zeros(0, np.float32), *(turn.logprobs for turn in self.turns)])
+        versions = np.concatenate([np.zeros(0, np.int32), *(turn.versions for turn in self.turns)])
         rest = [
-            (t.logprobs, t.versions, t.stop, t.reward, t.said, t.heard, t.timing, t.broke, t.allowed)
+            (t.stop, t.reward, of_message(t.said), [*map(of_message, t.heard)], of_timing(t.timing), t.broke, t.allowed)
             for t in self.turns
         ]
         end = self.status, self.outcome, dict(self.marks), self.failure, self.seat, self.opening, self.tools
-        return rebuild_trajectory, (buffer, spans, rest, *end, pack_routes(self.turns))
+        return unpickled_trajectory, (self.buffer, self.spans, logprobs, versions, rest, end, pack_routes(self.turns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,14 +327,51 @@ def share_storage(turns: tuple[Turn, ...], buffer: Tokens, spans: NDArray[np.int
 
 def with_tokens(turn: Turn, prompt: Tokens, action: Tokens, broke: Break, routes: Routes | None) -> Turn:
     """The same turn with its tokens stored elsewhere; nothing is checked again."""
-    moved = object.__new__(Turn)
-    for name in Turn.__slots__:
-        object.__setattr__(moved, name, getattr(turn, name))
-    object.__setattr__(moved, "prompt", prompt)
-    object.__setattr__(moved, "action", action)
-    object.__setattr__(moved, "broke", broke)
-    object.__setattr__(moved, "routes", routes)
+    first, last = (turn.logprobs, turn.versions, turn.stop, turn.reward, turn.said, turn.heard), turn.allowed
+    moved: Turn = unchecked(Turn, prompt, action, *first, turn.timing, broke, last, routes)
     return moved
+
+
+def unchecked(kind: Any, *values: Any) -> Any:
+    """A value of a class with slots whose fields were checked when it was first made."""
+    made = object.__new__(kind)
+    for name, value in zip(kind.__slots__, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+of_message, of_timing = attrgetter(*Message.__slots__), attrgetter(*TurnTiming.__slots__)
+
+
+def unpickled_trajectory(
+    buffer: Tokens,
+    spans: NDArray[np.int64],
+    logprobs: Floats,
+    versions: Tokens,
+    rest: list[tuple[Any, ...]],
+    end: tuple[Any, ...],
+    packed_routes: tuple[Routes | None, list[int]],
+) -> Trajectory:
+    """Inverse of `Trajectory.__reduce__`. All of it was checked where the trajectory was made, and is not again: a run
+    gets the groups of all its rollout workers."""
+    for array in (buffer, spans, logprobs, versions):
+        array.flags.writeable = False
+    turns, first = [], 0
+    routes = unpack_routes(*packed_routes)
+    for (a, b, c), (stop, reward, said, heard, timing, broke, allowed), own in zip(
+        spans.tolist(), rest, routes, strict=True
+    ):
+        last = first + c - b
+        spoken, answers = unchecked(Message, *said), tuple(unchecked(Message, *fields) for fields in heard)
+        sampled = buffer[a:b], buffer[b:c], logprobs[first:last], versions[first:last]
+        clock = unchecked(TurnTiming, *timing)
+        turns.append(unchecked(Turn, *sampled, stop, reward, spoken, answers, clock, broke, allowed, own))
+        first = last
+    status, outcome, marks, *more = end
+    made: Trajectory = unchecked(
+        Trajectory, tuple(turns), status, outcome, MappingProxyType(marks), *more, buffer, spans
+    )
+    return made
 
 
 def rebuild_trajectory(
@@ -348,7 +387,7 @@ def rebuild_trajectory(
     tools: tuple[ToolSpec, ...] = (),
     packed_routes: tuple[Routes | None, list[int]] | None = None,
 ) -> Trajectory:
-    """Inverse of `Trajectory.__reduce__`, also used by the archive."""
+    """A trajectory of an archive, checked as a new one is."""
     buffer.flags.writeable = False
     routes = [None] * len(rest) if packed_routes is None else unpack_routes(*packed_routes)
     turns = tuple(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from turnwise.engines.base import Completion, Sampling
@@ -16,8 +18,8 @@ from turnwise.engines.remote.wire import Wire
 
 Message = tuple[Any, ...]
 
-COMPLETION = tuple(each.name for each in fields(Completion))
-SAMPLING = tuple(each.name for each in fields(Sampling))
+COMPLETION = attrgetter(*(each.name for each in fields(Completion)))
+SAMPLING = attrgetter(*(each.name for each in fields(Sampling)))
 TICK: Message = ("tick",)
 TOCK: Message = ("tock",)
 
@@ -71,4 +73,11 @@ class WorkerLine:
 def fields_of(value: Completion | Sampling) -> tuple[Any, ...]:
     """The fields of a call or an answer, which travel faster than the value: pickle asks dataclasses for theirs each
     time."""
-    return tuple(getattr(value, name) for name in (COMPLETION if isinstance(value, Completion) else SAMPLING))
+    found: tuple[Any, ...] = COMPLETION(value) if isinstance(value, Completion) else SAMPLING(value)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def sampling_of(*fields: Any) -> Sampling:
+    """The call that some fields describe. Most turns of a run have the same, which are checked once."""
+    return Sampling(*fields)

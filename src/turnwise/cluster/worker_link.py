@@ -10,8 +10,8 @@ from typing import Any
 
 from turnwise.cluster.call_gate import CallGate
 from turnwise.cluster.worker_host import WorkerHost
-from turnwise.cluster.worker_line import TICK, Message, WorkerLine, fields_of
-from turnwise.engines.base import Engine, Sampling
+from turnwise.cluster.worker_line import TICK, Message, WorkerLine, fields_of, sampling_of
+from turnwise.engines.base import Engine
 from turnwise.engines.places import PLACE, Place
 from turnwise.engines.remote.wire import Wire
 from turnwise.rollout.environments import Environments
@@ -177,7 +177,7 @@ class WorkerLink:
         answer: Any = None
         engine = self.services.engines[name]
         try:
-            answer = fields_of(await engine.generate(prompt, Sampling(*sampling), session=session, seed=seed))
+            answer = fields_of(await engine.generate(prompt, sampling_of(*sampling), session=session, seed=seed))
         except ValueError as refusal:
             error, answer = "refused", str(refusal)
         except Exception as failure:
