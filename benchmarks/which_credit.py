@@ -1,0 +1,192 @@
+"""Which credit estimator learns most from the same attempts, by the horizon of a task and by where luck enters?
+
+    python benchmarks/which_credit.py [--data benchmarks/data/which-credit.jsonl] [--picture PATH] [--only-report]
+
+Seven estimators on three walks (walk.py) of 2, 8 and 24 turns, each paid turn by turn and, with the same totals, all at
+the end; five seeds, which share ways, luck and chances between arms. The learning rate of an estimator on a walk is the
+best of two by the share of right moves in training, on a pilot seed that is not reported, paid turn by turn. Every
+finished run is a line of the data, and one that is there is not made again. Printed are held-out success after
+training, the share of right moves over training, differences to grpo seed by seed, and CPU seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from matrix import Cell, finished, interval, make, paired, recipe_of, trained
+from walk import World
+
+DATA = Path(__file__).parent / "data" / "which-credit.jsonl"
+SEEDS, PILOT = (0, 1, 2, 3, 4), 100
+RATES = (1e-2, 3e-2)
+ESTIMATORS = {
+    "grpo": (),
+    "rloo": (),
+    "reward_to_go": (),
+    "turn_baseline": (),
+    "gigpo": (),
+    "reinforce_pp": ("credit.baseline=true",),
+    "gae": ("credit.gamma=1", "credit.lam=0.95", "credit.unit=turn"),
+}
+TOTALS = ("grpo", "rloo")
+"""Estimators that see totals only: the time at which something is paid is nothing to them."""
+WORLDS = {
+    "2 turns, coin at the end": World(turns=2, goal=2, coin=1.0, tossed="last"),
+    "8 turns, coin at the start": World(turns=8, goal=6, coin=1.0, tossed="first"),
+    "24 turns, moves that slip": World(turns=24, goal=16, slip=0.2),
+}
+STEPS = 30
+GROUPS = {2: 8, 8: 8, 24: 4}
+"""Groups of 8 attempts in a step, by turns; two updates a step."""
+PAYS = ("turns", "end")
+Runs = Mapping[tuple[str, str, str], Mapping[int, dict[str, Any]]]
+"""Runs by seed, of a world, a pay and an estimator."""
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    world = replace(WORLDS[cell["world"]], pay=cell["pay"])
+    rate, groups = cell["rate"], GROUPS[world.turns]
+    settings = [
+        f"credit.name={cell['estimator']}",
+        *ESTIMATORS[cell["estimator"]],
+        f"optimizer.learning_rate={rate}",
+        f"steps={STEPS}",
+        f"groups_per_step={groups}",
+        f"groups_per_update={groups // 2}",
+    ]
+    if cell["estimator"] == "gae":
+        settings.append(f"critic.optimizer.learning_rate={rate}")
+    return trained(world, cell["seed"], recipe_of(*settings))
+
+
+def cell_of(world: str, pay: str, estimator: str, rate: float, seed: int) -> Cell:
+    return {"world": world, "pay": pay, "estimator": estimator, "rate": rate, "seed": seed}
+
+
+def pilots() -> list[Cell]:
+    return [cell_of(world, "turns", name, rate, PILOT) for world in WORLDS for name in ESTIMATORS for rate in RATES]
+
+
+def best_rates(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The learning rate of an estimator on a walk: that of the pilot with the most right moves."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for run in runs:
+        cell = run["cell"]
+        if cell["seed"] == PILOT:
+            key, score = (cell["world"], cell["estimator"]), (learned(run), cell["rate"])
+            found[key] = max(found.get(key, score), score)
+    return {key: rate for key, (_, rate) in found.items()}
+
+
+def learned(run: Mapping[str, Any]) -> float:
+    """The share of right moves over all of training."""
+    return statistics.fmean(run["curve"]["right"])
+
+
+def reported(rates: Mapping[tuple[str, str], float]) -> list[Cell]:
+    """All runs, seed by seed, so that a matrix that is stopped has whole seeds. Estimators that see totals only are run
+    once for both ways of paying."""
+    return [
+        cell_of(world, pay, name, rates[world, name], seed)
+        for seed in SEEDS
+        for pay in PAYS
+        for world in WORLDS
+        for name in ESTIMATORS
+        if pay == "turns" or name not in TOTALS
+    ]
+
+
+def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
+    """The reported runs; those of estimators that see totals only under both ways of paying."""
+    rates = best_rates(runs)
+    found: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        cell = run["cell"]
+        world, name = cell["world"], cell["estimator"]
+        if cell["seed"] in SEEDS and cell["rate"] == rates[world, name]:
+            for pay in PAYS if name in TOTALS else (cell["pay"],):
+                found.setdefault((world, pay, name), {})[cell["seed"]] = dict(run)
+    return found
+
+
+def report(runs: Sequence[Mapping[str, Any]]) -> None:
+    arms, rates = by_arm(runs), best_rates(runs)
+    for world in WORLDS:
+        for pay in PAYS:
+            print(f"\n{world}; paid {'turn by turn' if pay == 'turns' else 'at the end'}")
+            print(f"{'':14} {'rate':>5} {'seeds':>5}  sampled success  greedy success   right in training  minus grpo")
+            for name in ESTIMATORS:
+                of_arm = arms.get((world, pay, name), {})
+                print(f"{name:14} {rates.get((world, name), 0):5g} {len(of_arm):5}  {line_of(arms, world, pay, name)}")
+
+
+def line_of(arms: Runs, world: str, pay: str, name: str) -> str:
+    of_arm, of_grpo = arms.get((world, pay, name), {}), arms.get((world, pay, "grpo"), {})
+    if not of_arm:
+        return "missing"
+    sampled, greedy = ([run["after"][f"{kind}/reached"] for run in of_arm.values()] for kind in ("sampled", "greedy"))
+    curves = {seed: learned(run) for seed, run in of_arm.items()}
+    compared = paired(curves, {seed: learned(run) for seed, run in of_grpo.items()})
+    seconds = statistics.fmean(run["cpu_seconds"] for run in of_arm.values())
+    return (
+        f"{interval(sampled)}  {interval(greedy)}  {interval(list(curves.values()))}     {interval(compared, '+')}"
+        f"   {seconds:.1f} CPU seconds"
+    )
+
+
+COLORS = ("#666666", "#1f77b4", "#7b3294", "#1b9e77", "#d95f02", "#c23b75", "#222222")
+
+
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The share of right moves by tenths of training: a walk a column, a way of paying a row."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from turnwise.runs.curve import INK, MUTED, draw_scale
+
+    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
+    figure = Figure(figsize=(11, 6.2), facecolor="white", layout="constrained")
+    grid = figure.subplots(len(PAYS), len(WORLDS), sharex=True, sharey=True)
+    arms = by_arm(runs)
+    for row, pay in zip(grid, PAYS, strict=True):
+        for axes, world in zip(row, WORLDS, strict=True):
+            for (name, _), color in zip(ESTIMATORS.items(), COLORS, strict=True):
+                curves = [run["curve"]["right"] for run in arms.get((world, pay, name), {}).values()]
+                mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+                style = "--" if name in TOTALS else "-"
+                axes.plot(range(1, len(mean) + 1), mean, style, color=color, linewidth=1.8, label=name)
+            draw_scale(axes)
+            axes.set_title(f"{world}\npaid {'by turn' if pay == 'turns' else 'at the end'}", color=INK, fontsize=10)
+    for axes in grid[-1]:
+        axes.set_xlabel("tenth of training", color=MUTED)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("moves that are right", color=MUTED)
+    grid[0][0].legend(loc="upper left", frameon=False, labelcolor=INK, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="finished runs, as JSON lines")
+    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if not chosen.only_report:
+        make(pilots(), chosen.data, run_cell)
+        make(reported(best_rates(finished(chosen.data))), chosen.data, run_cell)
+    runs = finished(chosen.data)
+    report(runs)
+    if chosen.picture:
+        draw(runs, chosen.picture)
+
+
+if __name__ == "__main__":
+    main()

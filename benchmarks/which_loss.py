@@ -1,0 +1,176 @@
+"""Which policy loss learns most from the same attempts, when they are fresh and when they are four versions old?
+
+    python benchmarks/which_loss.py [--data benchmarks/data/which-loss.jsonl] [--picture PATH] [--only-report]
+
+Eight losses on a walk of 8 turns (walk.py) with credit grpo and four updates a step, three seeds, which share ways,
+luck and chances between arms. At lag 4 every turn of step 5 and later is exactly four versions old; its ratio is
+anchored on the engine's logprobs, or on the learner's before the step, with and without truncated importance sampling
+(TIS, per token, at most 2). The learning rate of a loss is the best of three by the share of right moves in training on
+a pilot seed that is not reported, at lag 0 and at lag 4 (anchored on the engine) apart. Every finished run is a line of
+the data, and one that is there is not made again. Printed are held-out success after training, the share of right moves
+over training, and differences to ppo_clip seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matrix import Cell, finished, interval, make, paired, recipe_of, trained
+from walk import World
+from which_credit import learned
+
+DATA = Path(__file__).parent / "data" / "which-loss.jsonl"
+SEEDS, PILOT = (0, 1, 2), 100
+RATES = (3e-3, 1e-2, 3e-2)
+WIDE = ("loss.clip_low=0.2", "loss.clip_high=0.28")
+LOSSES = {
+    "ppo_clip": ("loss.name=ppo_clip", *WIDE),
+    "cispo": ("loss.name=cispo",),
+    "gspo, turn": ("loss.name=gspo", "loss.scope=turn"),
+    "gspo, trajectory": ("loss.name=gspo", "loss.scope=trajectory"),
+    "gspo, turn, wide": ("loss.name=gspo", "loss.scope=turn", *WIDE),
+    "gspo, trajectory, wide": ("loss.name=gspo", "loss.scope=trajectory", *WIDE),
+    "sapo": ("loss.name=sapo",),
+    "dppo": ("loss.name=dppo",),
+}
+"""Settings are the defaults, but for the bounds of ppo_clip and of gspo with wide ones, which are the quick start's."""
+ENGINE, LEARNER = "loss.anchor=engine", "loss.anchor=learner"
+AGES = {
+    "lag 0": ("max_lag=0", ENGINE),
+    "lag 4, engine": ("max_lag=4", ENGINE),
+    "lag 4, learner": ("max_lag=4", LEARNER),
+    "lag 4, learner, TIS": ("max_lag=4", LEARNER, "correction.importance_sampling=token"),
+}
+TUNED_AS = {
+    "lag 0": "lag 0",
+    **dict.fromkeys(("lag 4, engine", "lag 4, learner", "lag 4, learner, TIS"), "lag 4, engine"),
+}
+WORLD = World(turns=8, goal=6, slip=0.1)
+STEPS = ("steps=40", "groups_per_step=8", "groups_per_update=2")
+Runs = Mapping[tuple[str, str], Mapping[int, dict[str, Any]]]
+"""Runs by seed, of a loss and an age."""
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    settings = (*LOSSES[cell["loss"]], *AGES[cell["age"]], *STEPS, f"optimizer.learning_rate={cell['rate']}")
+    return trained(WORLD, cell["seed"], recipe_of(*settings))
+
+
+def cell_of(loss: str, age: str, rate: float, seed: int) -> Cell:
+    return {"loss": loss, "age": age, "rate": rate, "seed": seed}
+
+
+def pilots() -> list[Cell]:
+    return [
+        cell_of(loss, age, rate, PILOT) for age in dict.fromkeys(TUNED_AS.values()) for loss in LOSSES for rate in RATES
+    ]
+
+
+def best_rates(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The learning rate of a loss at an age: that of the pilot with the most right moves."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for run in runs:
+        cell = run["cell"]
+        if cell["seed"] == PILOT:
+            key, score = (cell["loss"], cell["age"]), (learned(run), cell["rate"])
+            found[key] = max(found.get(key, score), score)
+    return {
+        (loss, age): found[loss, TUNED_AS[age]][1] for loss in LOSSES for age in AGES if (loss, TUNED_AS[age]) in found
+    }
+
+
+def reported(rates: Mapping[tuple[str, str], float]) -> list[Cell]:
+    """All runs, seed by seed, so that a matrix that is stopped has whole seeds."""
+    return [cell_of(loss, age, rates[loss, age], seed) for seed in SEEDS for age in AGES for loss in LOSSES]
+
+
+def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
+    rates = best_rates(runs)
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        cell = run["cell"]
+        if cell["seed"] in SEEDS and cell["rate"] == rates[cell["loss"], cell["age"]]:
+            found.setdefault((cell["loss"], cell["age"]), {})[cell["seed"]] = dict(run)
+    return found
+
+
+def report(runs: Sequence[Mapping[str, Any]]) -> None:
+    arms, rates = by_arm(runs), best_rates(runs)
+    for age in AGES:
+        print(f"\n{age}")
+        print(
+            f"{'':22} {'rate':>5} {'seeds':>5}  sampled success  greedy success   right in training  minus ppo_clip"
+            "     clipped  largest ratio"
+        )
+        for loss in LOSSES:
+            of_arm = arms.get((loss, age), {})
+            print(f"{loss:22} {rates.get((loss, age), 0):5g} {len(of_arm):5}  {line_of(arms, loss, age)}")
+
+
+def line_of(arms: Runs, loss: str, age: str) -> str:
+    of_arm, of_ppo = arms.get((loss, age), {}), arms.get(("ppo_clip", age), {})
+    if not of_arm:
+        return "missing"
+    sampled, greedy = ([run["after"][f"{kind}/reached"] for run in of_arm.values()] for kind in ("sampled", "greedy"))
+    curves = {seed: learned(run) for seed, run in of_arm.items()}
+    compared = paired(curves, {seed: learned(run) for seed, run in of_ppo.items()})
+    clipped = statistics.fmean(statistics.fmean(run["curve"].get("clipped", [0.0])) for run in of_arm.values())
+    largest = max(max(run["curve"]["largest ratio"]) for run in of_arm.values())
+    return (
+        f"{interval(sampled)}  {interval(greedy)}  {interval(list(curves.values()))}     {interval(compared, '+')}"
+        f"  {clipped:8.3f}  {largest:8.2f}"
+    )
+
+
+COLORS = ("#222222", "#1f77b4", "#d95f02", "#7b3294", "#d95f02", "#7b3294", "#1b9e77", "#c23b75")
+
+
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The share of right moves by tenths of training: a panel for each age of the attempts."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from turnwise.runs.curve import INK, MUTED, draw_scale
+
+    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
+    figure = Figure(figsize=(11, 3.8), facecolor="white", layout="constrained")
+    grid = figure.subplots(1, len(AGES), sharex=True, sharey=True)
+    arms = by_arm(runs)
+    for axes, age in zip(grid, AGES, strict=True):
+        for loss, color in zip(LOSSES, COLORS, strict=True):
+            curves = [run["curve"]["right"] for run in arms.get((loss, age), {}).values()]
+            mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+            style = "--" if loss in ("gspo, turn", "gspo, trajectory") else "-"
+            axes.plot(range(1, len(mean) + 1), mean, style, color=color, linewidth=1.8, label=loss)
+        draw_scale(axes)
+        axes.set_title(age, color=INK, fontsize=10)
+        axes.set_xlabel("tenth of training", color=MUTED)
+    grid[0].set_ylabel("moves that are right", color=MUTED)
+    grid[0].legend(loc="upper left", frameon=False, labelcolor=INK, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="finished runs, as JSON lines")
+    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if not chosen.only_report:
+        make(pilots(), chosen.data, run_cell)
+        make(reported(best_rates(finished(chosen.data))), chosen.data, run_cell)
+    runs = finished(chosen.data)
+    report(runs)
+    if chosen.picture:
+        draw(runs, chosen.picture)
+
+
+if __name__ == "__main__":
+    main()
