@@ -51,7 +51,7 @@ TUNED_AS = {
     **dict.fromkeys(("lag 4, engine", "lag 4, learner", "lag 4, learner, TIS"), "lag 4, engine"),
 }
 WORLD = World(turns=8, goal=6, slip=0.1)
-STEPS = ("steps=40", "groups_per_step=8", "groups_per_update=2")
+STEPS = ("steps=30", "groups_per_step=8", "groups_per_update=2")
 Runs = Mapping[tuple[str, str], Mapping[int, dict[str, Any]]]
 """Runs by seed, of a loss and an age."""
 

@@ -196,6 +196,14 @@ def test_the_learning_rate_is_that_of_the_best_pilot(modules):
     assert which_loss.best_rates(runs) == {("sapo", age): 0.03 for age in which_loss.AGES if age != "lag 0"}
 
 
+def test_the_mean_gradient_of_an_unbiased_estimator_is_nearer_to_the_truth_than_that_of_a_step(modules):
+    import which_gradient
+
+    cell = {"world": "2 turns, coin at the end", "pay": "turns", "estimator": "rloo", "draws": 6}
+    found = which_gradient.run_cell(cell)
+    assert 0.0 < found["step"] < found["mean"] < 1.0
+
+
 def test_differences_are_of_the_seeds_that_both_have(modules):
     _, matrix, *_ = modules
     assert matrix.paired({0: 3.0, 1: 5.0, 2: 9.0}, {1: 4.0, 0: 1.0}) == [2.0, 1.0]
