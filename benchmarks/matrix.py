@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from walk import Array, Played, Policy, Small, World, groups_of, play, ways_of
+from walk import WORDS, Array, Played, Policy, Small, World, groups_of, play, ways_of
 
 from turnwise.assemble import objective
 from turnwise.assemble.learner import stepping
@@ -58,14 +58,14 @@ class Trainer:
     """A policy, its optimizer and, where the credit needs one, a critic.
 
     Example:
-        Trainer(recipe_of("credit.name=rloo"), seed=0).step(groups, played)
+        Trainer(recipe_of("credit.name=rloo"), World(turns=8, goal=6), seed=0).step(groups, played)
     """
 
-    def __init__(self, recipe: Recipe, seed: int) -> None:
+    def __init__(self, recipe: Recipe, world: World, seed: int) -> None:
         torch.manual_seed(seed)
         self.recipe = recipe
         self.needs = objective.needs(recipe)
-        self.policy, self.critic = Small(2), Small(1)
+        self.policy, self.critic = Small(WORDS, world.goal), Small(1, world.goal)
         updates = recipe.steps * recipe.updates_per_step
         self.stepper = Stepper(self.policy.named_parameters(), *stepping(recipe.optimizer, updates))
         self.critic_stepper = Stepper(self.critic.named_parameters(), *stepping(recipe.critic.optimizer, updates))
@@ -162,7 +162,7 @@ def trained(world: World, seed: int, recipe: Recipe) -> dict[str, Any]:
     """A run's figures. Attempts of step k are of the weights after step k - 1 - max_lag, or of the first ones: the lag
     is exact, not a bound. All runs of a seed have the same ways, luck and chances in the same step."""
     began = time.process_time()
-    trainer = Trainer(recipe, seed)
+    trainer = Trainer(recipe, world, seed)
     curve = []
     policies: deque[Policy] = deque(maxlen=recipe.max_lag + 1)
     before = held_out(world, trainer.snapshot(0), seed)
@@ -171,7 +171,7 @@ def trained(world: World, seed: int, recipe: Recipe) -> dict[str, Any]:
         random = np.random.default_rng([seed, step])
         ways = ways_of(world, recipe.groups_per_step, random).repeat(recipe.rollout.group_size, 0)
         played = play(world, policies[0], ways, random)
-        groups = groups_of(played, policies[0].version, recipe.rollout.group_size)
+        groups = groups_of(world, played, policies[0].version, recipe.rollout.group_size)
         metrics = trainer.step(groups, played)
         curve.append({**played.shares(world), **metrics, "lag": float(step - policies[0].version)})
     after = held_out(world, trainer.snapshot(recipe.steps), seed)

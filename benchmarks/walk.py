@@ -8,6 +8,7 @@ are left. So its prompts are few, what it says is a table, and the attempts of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,6 @@ SIGNS, LONGEST, WORDS = 12, 16, 2
 """Different signs; signs of the longest way; words to choose from, twice at every sign."""
 Array = NDArray[Any]
 SAID = Message("assistant", "")
-SEEN = [Message("user", f"sign {sign}, {left} to go") for sign in range(SIGNS) for left in range(1, LONGEST + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,16 @@ class World:
         return self.slip if self.slips == "all" or (self.slips == "early") == early else 0.0
 
 
-def prompt_of(sign: Array, left: Array) -> Array:
+def prompt_of(sign: Array, left: Array, goal: int) -> Array:
     """The number of a prompt: a sign with so many signs left, this one included."""
-    number: Array = sign * LONGEST + left - 1
+    number: Array = sign * goal + left - 1
     return number
+
+
+@cache
+def messages(goal: int) -> list[Message]:
+    """What a prompt says, by number."""
+    return [Message("user", f"sign {sign}, {left} to go") for sign in range(SIGNS) for left in range(1, goal + 1)]
 
 
 def right_words(sign: Array) -> tuple[Array, Array]:
@@ -70,7 +76,7 @@ class Small(nn.Module):
     Its last layer begins at 0: every word is as likely, every value is 0.
     """
 
-    def __init__(self, outputs: int, hidden: int = 64) -> None:
+    def __init__(self, outputs: int, goal: int, hidden: int = 64) -> None:
         super().__init__()
         self.signs = nn.Embedding(SIGNS, hidden)
         self.left = nn.Embedding(LONGEST, hidden)
@@ -79,9 +85,9 @@ class Small(nn.Module):
         self.head = nn.Linear(hidden, outputs)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        numbers = torch.arange(SIGNS * LONGEST)
-        self.register_buffer("sign_of", (numbers // LONGEST)[:, None])
-        self.register_buffer("left_of", (numbers % LONGEST)[:, None])
+        numbers = torch.arange(SIGNS * goal)
+        self.register_buffer("sign_of", (numbers // goal)[:, None])
+        self.register_buffer("left_of", (numbers % goal)[:, None])
 
     def forward(self) -> Tensor:
         """[P, 1 + WORDS, outputs] before the first word, and after each of the first words."""
@@ -149,7 +155,7 @@ def play(world: World, policy: Policy, ways: Array, random: np.random.Generator,
     for turn in range(turns):
         alive = passed < world.goal
         signs = ways[who, np.minimum(passed, world.goal - 1)]
-        seen = prompt_of(signs, np.maximum(world.goal - passed, 1))
+        seen = prompt_of(signs, np.maximum(world.goal - passed, 1), world.goal)
         first = drawn(policy.logprobs[seen, 0], chances[:, turn, 0], greedy)
         second = drawn(policy.logprobs[seen, 1 + first], chances[:, turn, 1], greedy)
         good = right_words(signs)
@@ -176,16 +182,16 @@ def drawn(logprobs: Array, chances: Array, greedy: bool) -> Array:
     return np.minimum((np.exp(logprobs).cumsum(-1) < chances[:, None]).sum(-1), WORDS - 1)
 
 
-def groups_of(played: Played, version: int, size: int) -> tuple[Group, ...]:
+def groups_of(world: World, played: Played, version: int, size: int) -> tuple[Group, ...]:
     """The attempts as values of turnwise, `size` after another in a group."""
     lived = played.lived
-    seen = played.prompts[lived].astype(np.int32)
+    seen, said = played.prompts[lived].astype(np.int32), messages(world.goal)
     turns = zip(
         list(seen[:, None]),
         list(played.words[lived].astype(np.int32)),
         list(played.logprobs[lived].astype(np.float32)),
         played.rewards[lived].tolist(),
-        [(SEEN[number],) for number in np.roll(seen, -1).tolist()],
+        [(said[number],) for number in np.roll(seen, -1).tolist()],
         strict=True,
     )
     versions = np.full(2, version, np.int32)

@@ -38,7 +38,7 @@ def steps_of(world: World, policy: Policy, draws: int, first: int) -> Iterator[A
     for number in range(draws):
         random = np.random.default_rng([PILOT, first + number])
         played = play(world, policy, ways_of(world, GROUPS[world.turns], random).repeat(8, 0), random)
-        yield groups_of(played, 0, 8), played
+        yield groups_of(world, played, 0, 8), played
 
 
 def trainer_of(world: World, estimator: str) -> Trainer:
@@ -47,7 +47,7 @@ def trainer_of(world: World, estimator: str) -> Trainer:
     if estimator == "gae":
         rates.append("critic.optimizer.learning_rate=1e-2")
     settings = (f"credit.name={estimator}", *ESTIMATORS[estimator], f"steps={STEPS}", *groups, *rates)
-    return Trainer(recipe_of(*settings), PILOT)
+    return Trainer(recipe_of(*settings), world, PILOT)
 
 
 @cache

@@ -25,14 +25,14 @@ def modules():
     sys.path.remove(str(BENCHMARKS))
 
 
-def uniform(walk):
-    return walk.Policy(3, np.full((walk.SIGNS * walk.LONGEST, 1 + walk.WORDS, walk.WORDS), np.log(0.5)))
+def uniform(walk, goal):
+    return walk.Policy(3, np.full((walk.SIGNS * goal, 1 + walk.WORDS, walk.WORDS), np.log(0.5)))
 
 
-def knowing(walk):
+def knowing(walk, goal):
     """A policy that always says the right words."""
-    numbers = np.arange(walk.SIGNS * walk.LONGEST)
-    first, second = walk.right_words(numbers // walk.LONGEST)
+    numbers = np.arange(walk.SIGNS * goal)
+    first, second = walk.right_words(numbers // goal)
     logprobs = np.full((len(numbers), 1 + walk.WORDS, walk.WORDS), -1e9)
     logprobs[numbers, 0, first] = 0.0
     logprobs[numbers, 1:, second] = 0.0
@@ -42,13 +42,13 @@ def knowing(walk):
 def played(walk, world, policy=None, count=64, size=8):
     random = np.random.default_rng(5)
     ways = walk.ways_of(world, count // size, random).repeat(size, 0)
-    return walk.play(world, policy or uniform(walk), ways, random)
+    return walk.play(world, policy or uniform(walk, world.goal), ways, random)
 
 
 def test_who_knows_the_words_needs_a_turn_for_each_sign(modules):
     walk, *_ = modules
     world = walk.World(turns=8, goal=6)
-    found = played(walk, world, knowing(walk))
+    found = played(walk, world, knowing(walk, world.goal))
     assert found.shares(world) == {"reached": 1.0, "way": 1.0, "right": 1.0}
     assert (found.turns == 6).all()
     assert np.allclose(found.rewards.sum(1), 1.0)
@@ -63,8 +63,8 @@ def test_two_words_by_chance_are_right_one_time_in_four(modules):
 def test_moves_slip_where_the_world_says(modules):
     walk, *_ = modules
     world = walk.World(turns=8, goal=8, slip=1.0, slips="early")
-    assert (played(walk, world, knowing(walk)).passed == 4).all()
-    often = played(walk, walk.World(turns=10, goal=16, slip=0.2), knowing(walk), count=4000)
+    assert (played(walk, world, knowing(walk, world.goal)).passed == 4).all()
+    often = played(walk, walk.World(turns=10, goal=16, slip=0.2), knowing(walk, 16), count=4000)
     assert often.passed.mean() == pytest.approx(8.0, abs=0.1)
 
 
@@ -85,7 +85,7 @@ def test_attempts_are_those_that_the_constructors_check(modules):
     walk, *_ = modules
     world = walk.World(turns=4, goal=2, coin=0.5)
     found = played(walk, world)
-    groups = walk.groups_of(found, 3, 8)
+    groups = walk.groups_of(world, found, 3, 8)
     assert len(groups) == 8
     for group in groups:
         checked = tuple(
@@ -107,7 +107,7 @@ def test_attempts_are_those_that_the_constructors_check(modules):
     lengths = [len(one.turns) for group in groups for one in group.trajectories]
     assert lengths == found.turns.tolist()
     first = groups[0].trajectories[0]
-    assert first.turns[0].heard == (walk.SEEN[int(first.turns[1].prompt[0])],)
+    assert first.turns[0].heard == (walk.messages(2)[int(first.turns[1].prompt[0])],)
 
 
 def credit_of(matrix, which, name, groups):
@@ -119,8 +119,8 @@ def credit_of(matrix, which, name, groups):
 def test_estimators_that_see_totals_do_not_see_when_it_is_paid(modules):
     walk, matrix, which, _ = modules
     world = walk.World(turns=8, goal=3, coin=1.0)
-    by_turn = walk.groups_of(played(walk, world), 0, 8)
-    at_end = walk.groups_of(played(walk, replace(world, pay="end")), 0, 8)
+    by_turn = walk.groups_of(world, played(walk, world), 0, 8)
+    at_end = walk.groups_of(world, played(walk, replace(world, pay="end")), 0, 8)
     for name in which.ESTIMATORS:
         same = np.allclose(credit_of(matrix, which, name, by_turn), credit_of(matrix, which, name, at_end), atol=1e-6)
         assert same == (name in which.TOTALS), name
@@ -128,9 +128,9 @@ def test_estimators_that_see_totals_do_not_see_when_it_is_paid(modules):
 
 def weights_after_a_step(walk, matrix, settings):
     world = walk.World(turns=4, goal=2)
-    trainer = matrix.Trainer(matrix.recipe_of("optimizer.learning_rate=1e-2", *settings), seed=0)
+    trainer = matrix.Trainer(matrix.recipe_of("optimizer.learning_rate=1e-2", *settings), world, seed=0)
     found = played(walk, world, trainer.snapshot(0))
-    metrics = trainer.step(walk.groups_of(found, 0, 8), found)
+    metrics = trainer.step(walk.groups_of(world, found, 0, 8), found)
     return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters()]), metrics
 
 
