@@ -6,11 +6,13 @@ Engine: a model of almost no arithmetic (one layer, width 32). Conversations of 
 tokens of prompt and 8 of action; as many conversations one after the other as make the same number of turns. Workloads:
     apart        8 conversations at a time, nothing to share
     groups       8 attempts at a time, whose first prompt is the same
+Attention is what its kernels take, which read more in a longer conversation; the rest should not grow. Both are of the
+same runs, and every repeat has all numbers of turns, so that other work on the machine meets all of them.
 Agent loop: attempts of 50 turns on an engine that only plays back, with actions and observations of about 100 tokens
 each, a tokenizer of 8,000 tokens and about 10,000 tokens at the end; and the same with the short turns of the
 quickstart, whose environment shows a window. Rendering, limits, environment calls and records are the loop's; sampling
 is not.
-All times are CPU time, the median of the repeats.
+All times are CPU time, the median of the repeats; with the engine their range too.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -75,10 +79,41 @@ async def conversation(engine: Any, turns: int, first: np.ndarray, number: int) 
     return sampled
 
 
-async def conversations(model: Any, turns: int, shared: bool) -> tuple[float, int]:
-    """(CPU seconds, a checksum of what was sampled) of `TOTAL_TURNS` turns of each of `AT_ONCE` conversations."""
+@dataclass
+class Stopwatch:
+    """CPU seconds inside a function."""
+
+    seconds: float = 0.0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        return timed
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU microseconds per turn, and a checksum of all that was sampled."""
+
+    total: float
+    attention: float
+    checksum: int
+
+    @property
+    def rest(self) -> float:
+        return self.total - self.attention
+
+
+async def conversations(model: Any, turns: int, shared: bool) -> Spent:
+    """`TOTAL_TURNS` turns of each of `AT_ONCE` conversations."""
     import torch
 
+    from turnwise.engines.slots import attention
     from turnwise.engines.slots.engine import SlotEngine
     from turnwise.engines.slots.model import SlotModel
 
@@ -90,18 +125,21 @@ async def conversations(model: Any, turns: int, shared: bool) -> tuple[float, in
     draw = np.random.default_rng(7)
     sampled: list[int] = []
     spent = 0.0
-    for repeat in range(TOTAL_TURNS // turns):
-        firsts = draw.integers(1, VOCABULARY, (AT_ONCE, NEW_PROMPT), dtype=np.int32)
-        began = time.process_time()
-        talks = [
-            conversation(engine, turns, firsts[0 if shared else place], AT_ONCE * repeat + place)
-            for place in range(AT_ONCE)
-        ]
-        sampled += [token for talk in await asyncio.gather(*talks) for token in talk]
-        spent += time.process_time() - began
-        await engine.forget()
+    kernels = Stopwatch()
+    with patch.object(attention, "attend", kernels.around(attention.attend)):
+        for repeat in range(TOTAL_TURNS // turns):
+            firsts = draw.integers(1, VOCABULARY, (AT_ONCE, NEW_PROMPT), dtype=np.int32)
+            began = time.thread_time()
+            talks = [
+                conversation(engine, turns, firsts[0 if shared else place], AT_ONCE * repeat + place)
+                for place in range(AT_ONCE)
+            ]
+            sampled += [token for talk in await asyncio.gather(*talks) for token in talk]
+            spent += time.thread_time() - began
+            await engine.forget()
     await engine.close()
-    return spent, zlib.crc32(np.array(sampled, np.int32).tobytes())
+    scale = 1e6 / (TOTAL_TURNS * AT_ONCE)
+    return Spent(spent * scale, kernels.seconds * scale, zlib.crc32(np.array(sampled, np.int32).tobytes()))
 
 
 def measure_engine(repeats: int, turns: tuple[int, ...]) -> dict[str, Any]:
@@ -110,19 +148,31 @@ def measure_engine(repeats: int, turns: tuple[int, ...]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     model = small_model()
-    found: dict[str, Any] = {}
     asyncio.run(conversations(model, 4, False))
-    for workload in ("apart", "groups"):
-        row: dict[str, float] = {}
-        for count in turns:
-            runs = [asyncio.run(conversations(model, count, workload == "groups")) for _ in range(repeats)]
-            assert len({checksum for _, checksum in runs}) == 1, "a run does not repeat"
-            row[str(count)] = statistics.median(spent for spent, _ in runs) / (TOTAL_TURNS * AT_ONCE) * 1e6
-            print(f"engine  {workload:8} {count:3} turns  {row[str(count)]:7.0f} us per turn", end="")
-            print(f" (checksum of all tokens {runs[0][1]:08x})", flush=True)
-        growth = row[str(turns[-1])] / row[str(turns[0])]
-        print(f"engine  {workload:8} {turns[-1]} turns / {turns[0]} turns: {growth:.2f}")
-        found[workload] = {**row, "growth": growth}
+    cases = [(workload, count) for workload in ("apart", "groups") for count in turns]
+    runs: dict[tuple[str, int], list[Spent]] = {case: [] for case in cases}
+    for _ in range(repeats):
+        for workload, count in cases:
+            runs[workload, count].append(asyncio.run(conversations(model, count, workload == "groups")))
+    found: dict[str, Any] = {"apart": {}, "groups": {}}
+    for (workload, count), made in runs.items():
+        assert len({one.checksum for one in made}) == 1, "a run does not repeat"
+        row = {name: statistics.median(getattr(one, name) for one in made) for name in ("total", "attention", "rest")}
+        found[workload][str(count)] = row
+        least, most = min(one.total for one in made), max(one.total for one in made)
+        print(
+            f"engine  {workload:8} {count:3} turns  {row['total']:6.0f} us per turn ({least:.0f}-{most:.0f}):", end=""
+        )
+        print(f" attention {row['attention']:4.0f}, the rest {row['rest']:5.0f}", end="")
+        print(f" (checksum of all tokens {made[0].checksum:08x})", flush=True)
+    for workload, rows in found.items():
+        few, many = runs[workload, turns[0]], runs[workload, turns[-1]]
+        ratios = sorted(more.total / less.total for less, more in zip(few, many, strict=True))
+        grown = {name: rows[str(turns[-1])][name] - rows[str(turns[0])][name] for name in ("attention", "rest")}
+        print(f"engine  {workload:8} {turns[-1]} turns / {turns[0]} turns: {statistics.median(ratios):.2f}", end="")
+        print(f" ({ratios[0]:.2f}-{ratios[-1]:.2f}); us more: attention {grown['attention']:.0f}, ", end="")
+        print(f"the rest {grown['rest']:.0f}", flush=True)
+        rows["growth"] = statistics.median(ratios)
     return found
 
 
