@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,19 @@ def test_rows_that_all_end_together_do_not_move_and_leave_their_memory_to_the_ne
         rows.allocate(slot, 50)
     assert rows.buckets[64].states is memory
     assert [rows.location[slot] for slot in range(3 * MIN_ROWS)] == [(64, row) for row in range(3 * MIN_ROWS)]
+
+
+def test_a_new_bucket_has_memory_for_the_rows_that_are_likely(monkeypatch):
+    rows = RowCache(LAYOUT, LONGEST)
+    rows.num_likely = 5 * MIN_ROWS
+    rows.allocate(0, 5)
+    memory = rows.buckets[MIN_SIZE].states
+    for slot in range(1, 5 * MIN_ROWS):
+        rows.allocate(slot, 5)
+    assert rows.buckets[MIN_SIZE].states is memory
+    on_a_gpu = RowCache(replace(LAYOUT, device="cuda"), LONGEST)
+    on_a_gpu.num_likely = 5 * MIN_ROWS
+    assert on_a_gpu.first_rows() == MIN_ROWS
 
 
 def test_memory_without_rows_goes_when_more_is_needed_or_when_it_is_much(monkeypatch):

@@ -16,7 +16,7 @@ MIN_SIZE = 32
 """Tokens of a row in the smallest bucket."""
 MIN_ROWS = 4
 """Rows that a bucket has memory for at least."""
-MOST_SPARE = 64 << 20
+MOST_SPARE = 256 << 20
 """Bytes of memory without rows that are kept for rows to come."""
 NOBODY = -1
 """In place of a slot, where a row was released."""
@@ -25,10 +25,10 @@ NOBODY = -1
 class RowBucket:
     """Rows of up to `size` tokens: row i belongs to `slots[i]`. Released rows leave gaps until `close_gaps`."""
 
-    def __init__(self, layout: KVLayout, size: int) -> None:
+    def __init__(self, layout: KVLayout, size: int, num_rows: int = MIN_ROWS) -> None:
         self.layout = layout
         self.size = size
-        self.num_rows = MIN_ROWS
+        self.num_rows = num_rows
         self.states = layout.zero_rows(self.num_rows, size)
         self.slots: list[int] = []
         self.gaps: list[int] = []
@@ -97,6 +97,8 @@ class RowCache:
         self.buckets: dict[int, RowBucket] = {}
         self.location: dict[int, tuple[int, int]] = {}
         """slot -> (size of its bucket, row)"""
+        self.num_likely = MIN_ROWS
+        """Rows that a new bucket may soon have."""
         self.spare: dict[int, RowBucket] = {}
         """Buckets without rows. Where all conversations wait for their environments, the next turn finds the memory
         of the last one here: new memory costs more than what is written to it."""
@@ -117,9 +119,16 @@ class RowCache:
             found = self.spare.pop(size, None)
             if found is None:
                 self.spare.clear()
-                found = RowBucket(self.layout, size)
+                found = RowBucket(self.layout, size, self.first_rows())
             self.buckets[size] = found
         return self.buckets[size]
+
+    def first_rows(self) -> int:
+        """How many rows a new bucket has memory for. On a CPU rows that are never written cost nothing."""
+        rows = MIN_ROWS
+        while self.layout.device == "cpu" and rows < self.num_likely:
+            rows *= 2
+        return rows
 
     def allocate(self, slot: int, num_tokens: int, pieces: Iterable[KVStates] = ()) -> None:
         """Give a slot a row for so many tokens, which begins with copies of the pieces."""

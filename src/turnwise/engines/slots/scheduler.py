@@ -193,6 +193,7 @@ class Scheduler:
 
     def grow_rows(self) -> None:
         """Give requests whose prefix is cached a row, and rows that are full a longer one."""
+        self.rows.num_likely = len(self.running)
         for request in list(self.running.values()):
             slot = request.slot
             if slot == NO_SLOT:
