@@ -125,6 +125,20 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
                 of_arm = arms.get((world, pay, name), {})
                 print(f"{name:14} {rates.get((world, name), 0):5g} {len(of_arm):5}  {line_of(arms, world, pay, name)}")
 
+    print("\nright in training, minus grpo, mean over the three walks: paid turn by turn, paid at the end")
+    for name in ESTIMATORS:
+        print(f"{name:14} {'   '.join(interval(over_walks(arms, pay, name), '+') for pay in PAYS)}")
+
+
+def over_walks(arms: Runs, pay: str, name: str) -> list[float]:
+    """By seed, the mean over the walks of the difference to grpo; only seeds that have all walks."""
+    by_walk = []
+    for world in WORLDS:
+        of_arm, of_grpo = arms.get((world, pay, name), {}), arms.get((world, pay, "grpo"), {})
+        by_walk.append({seed: learned(of_arm[seed]) - learned(of_grpo[seed]) for seed in of_arm if seed in of_grpo})
+    whole = sorted(set.intersection(*(set(of_walk) for of_walk in by_walk)))
+    return [statistics.fmean(of_walk[seed] for of_walk in by_walk) for seed in whole]
+
 
 def line_of(arms: Runs, world: str, pay: str, name: str) -> str:
     of_arm, of_grpo = arms.get((world, pay, name), {}), arms.get((world, pay, "grpo"), {})

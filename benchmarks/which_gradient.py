@@ -1,12 +1,12 @@
 """How near is the gradient of one step to the true one, by the estimator that gave the credit?
 
-    python benchmarks/which_gradient.py [--data benchmarks/data/which-gradient.jsonl] [--draws 60] [--only-report]
+    python benchmarks/which_gradient.py [--data benchmarks/data/which-gradient.jsonl] [--draws 30] [--only-report]
 
-Explains what which_credit.py finds. On each of its walks a policy and a critic are trained for a third of a run (credit
-gae, a pilot seed), and then stay as they are. Steps of attempts are drawn from them, and for each the gradient by every
-estimator is computed. The true gradient is taken to be the mean over ten times as many other steps by rloo, which is
-unbiased. Printed are the cosine of a step's gradient with it, and that of the mean over all steps: the first falls with
-the noise, the second with the bias.
+Explains what which_credit.py finds. On each of its walks a policy is trained for a third of a run (credit gae, a pilot
+seed) and then stays as it is; a critic learns from it for as many steps, paid as the attempts are. Steps of attempts
+are drawn, and for each the gradient by every estimator is computed. The true gradient is taken to be the mean over ten
+times as many other steps by rloo, which is unbiased. Printed are the cosine of a step's gradient with it, and that of
+the mean over all steps: the first falls with the noise, the second with the bias.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def steps_of(world: World, policy: Policy, draws: int, first: int) -> Iterator[A
         yield groups_of(world, played, 0, 8), played
 
 
-def trainer_of(world: World, estimator: str) -> Trainer:
+def trainer_of(world: World, estimator: str, rate: float = 1e-2) -> Trainer:
     groups = (f"groups_per_step={GROUPS[world.turns]}", f"groups_per_update={GROUPS[world.turns] // 2}")
-    rates = ["optimizer.learning_rate=1e-2"]
+    rates = [f"optimizer.learning_rate={rate}"]
     if estimator == "gae":
         rates.append("critic.optimizer.learning_rate=1e-2")
     settings = (f"credit.name={estimator}", *ESTIMATORS[estimator], f"steps={STEPS}", *groups, *rates)
@@ -52,11 +52,16 @@ def trainer_of(world: World, estimator: str) -> Trainer:
 
 @cache
 def on_the_way(world: World) -> Trainer:
-    """A policy and a critic a third of the way."""
-    trainer = trainer_of(world, "gae")
+    """A policy a third of the way, and a critic of it."""
+    trainer = trainer_of(replace(world, pay="turns"), "gae")
     for number in range(STEPS // 3):
-        for groups, played in steps_of(world, trainer.snapshot(number), 1, number):
+        for groups, played in steps_of(replace(world, pay="turns"), trainer.snapshot(number), 1, number):
             trainer.step(groups, played)
+    of_critic = trainer_of(world, "gae", rate=1e-12)
+    of_critic.policy.load_state_dict(trainer.policy.state_dict())
+    for groups, played in steps_of(world, of_critic.snapshot(0), STEPS // 3, STEPS):
+        of_critic.step(groups, played)
+    trainer.critic = of_critic.critic
     return trainer
 
 
@@ -81,7 +86,7 @@ def truth(world: World, draws: int) -> Tensor:
 
 
 def gradients(world: World, estimator: str, draws: int, first: int) -> Iterator[Tensor]:
-    between, trainer = on_the_way(replace(world, pay="turns")), trainer_of(world, estimator)
+    between, trainer = on_the_way(world), trainer_of(world, estimator)
     trainer.policy.load_state_dict(between.policy.state_dict())
     trainer.critic.load_state_dict(between.critic.state_dict())
     for groups, played in steps_of(world, between.snapshot(0), draws, first):
@@ -125,7 +130,7 @@ def cosines(run: Mapping[str, Any] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="what was measured, as JSON lines")
-    parser.add_argument("--draws", type=int, default=60)
+    parser.add_argument("--draws", type=int, default=30, help="steps of attempts for each estimator")
     parser.add_argument("--only-report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
     torch.set_num_threads(1)

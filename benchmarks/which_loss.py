@@ -5,10 +5,10 @@
 Eight losses on a walk of 8 turns (walk.py) with credit grpo and four updates a step, three seeds, which share ways,
 luck and chances between arms. At lag 4 every turn of step 5 and later is exactly four versions old; its ratio is
 anchored on the engine's logprobs, or on the learner's before the step, with and without truncated importance sampling
-(TIS, per token, at most 2). The learning rate of a loss is the best of two by the share of right moves in training on
-a pilot seed that is not reported, at lag 0 and at lag 4 (anchored on the engine) apart. Every finished run is a line of
-the data, and one that is there is not made again. Printed are held-out success after training, the share of right moves
-over training, and differences to ppo_clip seed by seed.
+(TIS, per token, at most 2). All losses have one learning rate, because they have one gradient where the ratio is 1
+(tests/benchmarks/test_which.py): the better of two for ppo_clip at lag 0 on a pilot seed that is not reported. Every
+finished run is a line of the data, and one that is there is not made again. Printed are held-out success after
+training, the share of right moves over training, and differences to ppo_clip seed by seed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,6 @@ AGES = {
     "lag 4, learner": ("max_lag=4", LEARNER),
     "lag 4, learner, TIS": ("max_lag=4", LEARNER, "correction.importance_sampling=token"),
 }
-TUNED_AS = {
-    "lag 0": "lag 0",
-    **dict.fromkeys(("lag 4, engine", "lag 4, learner", "lag 4, learner, TIS"), "lag 4, engine"),
-}
 WORLD = World(turns=8, goal=6, slip=0.1)
 STEPS = ("steps=30", "groups_per_step=4", "groups_per_update=1")
 Runs = Mapping[tuple[str, str], Mapping[int, dict[str, Any]]]
@@ -66,50 +62,41 @@ def cell_of(loss: str, age: str, rate: float, seed: int) -> Cell:
 
 
 def pilots() -> list[Cell]:
-    return [
-        cell_of(loss, age, rate, PILOT) for age in dict.fromkeys(TUNED_AS.values()) for loss in LOSSES for rate in RATES
-    ]
+    return [cell_of("ppo_clip", "lag 0", rate, PILOT) for rate in RATES]
 
 
-def best_rates(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """The learning rate of a loss at an age: that of the pilot with the most right moves."""
-    found: dict[tuple[str, str], tuple[float, float]] = {}
-    for run in runs:
-        cell = run["cell"]
-        if cell["seed"] == PILOT:
-            key, score = (cell["loss"], cell["age"]), (learned(run), cell["rate"])
-            found[key] = max(found.get(key, score), score)
-    return {
-        (loss, age): found[loss, TUNED_AS[age]][1] for loss in LOSSES for age in AGES if (loss, TUNED_AS[age]) in found
-    }
+def best_rate(runs: Sequence[Mapping[str, Any]]) -> float:
+    """The learning rate of the pilot with the most right moves."""
+    found: float = max((learned(run), run["cell"]["rate"]) for run in runs if run["cell"]["seed"] == PILOT)[1]
+    return found
 
 
-def reported(rates: Mapping[tuple[str, str], float]) -> list[Cell]:
+def reported(rate: float) -> list[Cell]:
     """All runs, seed by seed, so that a matrix that is stopped has whole seeds."""
-    return [cell_of(loss, age, rates[loss, age], seed) for seed in SEEDS for age in AGES for loss in LOSSES]
+    return [cell_of(loss, age, rate, seed) for seed in SEEDS for age in AGES for loss in LOSSES]
 
 
 def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
-    rates = best_rates(runs)
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for run in runs:
         cell = run["cell"]
-        if cell["seed"] in SEEDS and cell["rate"] == rates[cell["loss"], cell["age"]]:
+        if cell["seed"] in SEEDS:
             found.setdefault((cell["loss"], cell["age"]), {})[cell["seed"]] = dict(run)
     return found
 
 
 def report(runs: Sequence[Mapping[str, Any]]) -> None:
-    arms, rates = by_arm(runs), best_rates(runs)
+    arms = by_arm(runs)
+    print(f"learning rate {best_rate(runs):g}")
     for age in AGES:
         print(f"\n{age}")
         print(
-            f"{'':22} {'rate':>5} {'seeds':>5}  sampled success  greedy success   right in training  minus ppo_clip"
+            f"{'':22} {'seeds':>5}  sampled success  greedy success   right in training  minus ppo_clip"
             "     clipped  largest ratio"
         )
         for loss in LOSSES:
             of_arm = arms.get((loss, age), {})
-            print(f"{loss:22} {rates.get((loss, age), 0):5g} {len(of_arm):5}  {line_of(arms, loss, age)}")
+            print(f"{loss:22} {len(of_arm):5}  {line_of(arms, loss, age)}")
 
 
 def line_of(arms: Runs, loss: str, age: str) -> str:
@@ -165,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if not chosen.only_report:
         make(pilots(), chosen.data, run_cell)
-        make(reported(best_rates(finished(chosen.data))), chosen.data, run_cell)
+        make(reported(best_rate(finished(chosen.data))), chosen.data, run_cell)
     runs = finished(chosen.data)
     report(runs)
     if chosen.picture:
