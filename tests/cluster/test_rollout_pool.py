@@ -200,7 +200,7 @@ def test_a_worker_that_says_nothing_is_replaced(
     async def scene() -> list[Group]:
         async with pool_here(engine_by_seed(), 1, start=start, stall_seconds=1.0) as pool:
             if start is CutOffHost:  # more than the socket holds
-                pool.slots[0].link.line.send("fills", bytes(1 << 22))  # type: ignore[union-attr]
+                pool.slots[0].link.line.send("fills", bytes(1 << 22))
             return await made_by(pool, TASKS[:1])
 
     [group] = in_run_loop(scene())

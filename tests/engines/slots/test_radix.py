@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.engines.slots import radix as radix_module
-from turnwise.engines.slots.kv_layout import KVLayout
+from turnwise.engines.slots.kv_layout import KVLayout, copy_into
 from turnwise.engines.slots.radix import SPARE_SHARE, Radix
 
 LAYOUT = KVLayout(((2, 3),), {0: (0, 0), 1: (0, 1)}, torch.float32, "cpu")
@@ -113,7 +113,6 @@ def test_the_last_node_of_a_conversation_grows_with_it():
 
 def test_a_conversation_that_grows_is_seldom_copied(monkeypatch):
     copied = []
-    copy_into = radix_module.copy_into
     monkeypatch.setattr(radix_module, "copy_into", lambda to, of: (copied.append(of[0].shape[-2]), copy_into(to, of)))
     tree = radix()
     for length in range(10, 500, 10):
