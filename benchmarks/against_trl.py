@@ -103,6 +103,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
         tree["env"] = [{"name": "diverse:Diverse", "dataset": "diverse"} | longer]
         tree["rollout"] = {"group_size": 8} | DIVERSE[size]
         tree["groups_per_step"] = 2 if quick or size == "135M" else 8
+        del tree["max_tokens_per_microbatch"]  # the default is faster where a step fills several passes
     if quick and "updates" in tree["sft"]:
         tree["sft"]["updates"] = 2
     if path or workload == "diverse":
