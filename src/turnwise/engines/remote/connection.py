@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import Mapping
@@ -102,6 +103,10 @@ class Connection:
                 **given,
             ) as response:
                 return self.read(route, response, await limited(response))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise ServerFailure(f"{self.url} is not connected any more") from None  # closed while it was looked up
         except TimeoutError:
             within = CONNECT_SECONDS if seconds is None else seconds
             raise ServerFailure(f"{self.url}/{route} did not answer in {within:g} s") from None
@@ -128,6 +133,12 @@ class Connection:
         """Text of a server as an error may show it: one line, without the key."""
         shown = text.replace(self.key, "***") if self.key else text
         return " ".join(shown.split())[:MOST_SHOWN]
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancels the present task: aiohttp also raises a CancelledError where a session is closed."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def limited(response: Any) -> bytes:
