@@ -6,9 +6,11 @@ import asyncio
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, chain, repeat, starmap, takewhile
+from operator import methodcaller
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -51,9 +53,9 @@ class Blamed:
         return f"{self.who}, at {self.where}"
 
 
-def blamed(innermost: FrameType | None) -> Blamed | None:
+def blamed(stack: list[FrameType]) -> Blamed | None:
     """The environment code on a stack that the event loop has called; None if there is none."""
-    frames = list(until_root(innermost))
+    frames = until_root(stack)
     inside = [frames[:index] for index, frame in enumerate(frames) if frame.f_code in BORDERS]
     # Without a border it is a task or a callback that a user's code started, unless the innermost code is ours.
     foreign = inside[0] if inside else list(takewhile(lambda frame: not is_ours(frame), frames))
@@ -74,15 +76,10 @@ def blamed_task(task: asyncio.Task[Any]) -> str:
     return where_of(frames[::-1]) if frames else "nowhere"
 
 
-def until_root(frame: FrameType | None) -> Iterator[FrameType]:
+def until_root(stack: list[FrameType]) -> list[FrameType]:
     """The frames from the innermost one to where the event loop called it; none if no loop did."""
-    inner: list[FrameType] = []
-    while frame is not None:
-        if frame.f_code is ROOT:
-            yield from inner
-            return
-        inner.append(frame)
-        frame = frame.f_back
+    root = next((index for index, frame in enumerate(stack) if frame.f_code is ROOT), 0)
+    return stack[:root]
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -111,6 +108,14 @@ def where_of(frames: Sequence[FrameType]) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def stack_of(thread: int) -> FrameType | None:
-    """The innermost frame of a thread."""
-    return sys._current_frames().get(thread)
+def stack_of(thread: int) -> list[FrameType]:
+    """The frames of a thread, innermost first; none where there is no such thread.
+
+    C code reads them all, without giving up the interpreter's lock. Between two lines of Python the thread may go on,
+    and in Python 3.11 `f_back` of a frame that it has left may crash the process.
+    """
+    innermost = map(methodcaller("get", thread), starmap(sys._current_frames, [()]))
+    frames: list[Any] = []
+    with suppress(AttributeError):  # beyond the outermost frame is None, which has no f_back
+        frames.extend(accumulate(chain(innermost, repeat("f_back")), getattr))
+    return [frame for frame in frames if frame is not None]

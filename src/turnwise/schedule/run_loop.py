@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import sys
+import threading
 import time
 from typing import Any
 
-from turnwise.rollout.blame import blamed
+from turnwise.rollout.blame import blamed, stack_of
 
 COUNTED = 0.05
 """Seconds of one turn of the loop that its clock counts."""
@@ -64,7 +65,8 @@ class RunLoop(asyncio.SelectorEventLoop):
         return longest
 
     def stop(self) -> None:
-        if (culprit := blamed(sys._getframe(1))) is not None:
+        stack = stack_of(threading.get_ident())
+        if (culprit := blamed(stack[stack.index(sys._getframe(1)) :])) is not None:
             raise RuntimeError(f"an environment may not stop the event loop of the run ({culprit})")
         super().stop()
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -186,14 +186,11 @@ class Watchdog:
         self.struck = hold.blamed.frame
         signal.pthread_kill(self.thread, STRIKE)
 
-    def has_something_to_lose(self, frame: FrameType | None) -> bool:
+    def has_something_to_lose(self, stack: Sequence[FrameType]) -> bool:
         """Whether the work is inside one of the functions in `keeps`: on the stack of the main thread while it runs,
         otherwise in the chain of coroutines that it awaits."""
         waiting: Any = self.work.get_coro() if self.work is not None else None
-        codes: set[Any] = set()
-        while frame is not None:
-            codes.add(frame.f_code)
-            frame = frame.f_back
+        codes: set[Any] = {frame.f_code for frame in stack}
         while waiting is not None:
             codes.add(getattr(waiting, "cr_code", None))
             waiting = getattr(waiting, "cr_await", None)
