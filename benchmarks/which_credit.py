@@ -158,17 +158,18 @@ COLORS = ("#666666", "#1f77b4", "#7b3294", "#1b9e77", "#d95f02", "#c23b75", "#22
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The share of right moves by tenths of training: a walk a column, a way of paying a row."""
+    """The share of right moves by tenths of training: a walk a column, a way of paying that was run a row."""
     import matplotlib
     from matplotlib.figure import Figure
 
     from turnwise.runs.curve import INK, MUTED, draw_scale
 
     matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
-    figure = Figure(figsize=(11, 6.2), facecolor="white", layout="constrained")
-    grid = figure.subplots(len(PAYS), len(WORLDS), sharex=True, sharey=True)
     arms = by_arm(runs)
-    for row, pay in zip(grid, PAYS, strict=True):
+    pays = [pay for pay in PAYS if any(way == pay and name not in TOTALS for _, way, name in arms)]
+    figure = Figure(figsize=(11, 0.5 + 3.2 * len(pays)), facecolor="white", layout="constrained")
+    grid = figure.subplots(len(pays), len(WORLDS), sharex=True, sharey=True, squeeze=False)
+    for row, pay in zip(grid, pays, strict=True):
         for axes, world in zip(row, WORLDS, strict=True):
             for (name, _), color in zip(ESTIMATORS.items(), COLORS, strict=True):
                 curves = [run["curve"]["right"] for run in arms.get((world, pay, name), {}).values()]

@@ -185,15 +185,13 @@ def test_a_run_that_is_in_the_file_is_not_made_again(modules, tmp_path, capsys):
 
 
 def test_the_learning_rate_is_that_of_the_best_pilot(modules):
-    _, _, which, which_loss = modules
+    _, _, which, _ = modules
 
     def pilot(rate, right, **cell):
         return {"cell": {"rate": rate, "seed": 100, **cell}, "curve": {"right": [right, right]}}
 
     runs = [pilot(0.01, 0.4, world="w", estimator="grpo"), pilot(0.03, 0.3, world="w", estimator="grpo")]
     assert which.best_rates(runs) == {("w", "grpo"): 0.01}
-    runs = [pilot(0.003, 0.2, loss="ppo_clip"), pilot(0.01, 0.3, loss="ppo_clip")]
-    assert which_loss.best_rate(runs) == 0.01
 
 
 def test_the_mean_gradient_of_an_unbiased_estimator_is_nearer_to_the_truth_than_that_of_a_step(modules):
