@@ -161,7 +161,7 @@ def worker_went_on(trial: Trial, seconds: str, process: subprocess.Popen[bytes])
 def driver_killed(trial: Trial, pattern: str, nodes: Any = None) -> Seen:
     """All processes of the run end with the one that started them."""
     process = started(trial)
-    own = children(process.pid) if nodes is None else nodes.actors(pattern, process)
+    own = children(process.pid) if nodes is None else nodes.find(pattern, process)
     assert any(re.search(pattern, command_of(pid)) for pid in own), f"no process {pattern}"
     kill(process.pid)
     process.wait()
