@@ -153,6 +153,16 @@ def test_files_that_an_environment_is_given_count(tmp_path: Path) -> None:
     assert len({before, between, fingerprint(recipe)}) == 3
 
 
+def test_the_folder_in_which_a_run_is_started_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = micro_recipe(tmp_path)
+    assert recipe.sft.data == ""
+    before = fingerprint(recipe)
+    (tmp_path / "notes.txt").write_text("of somebody else")
+    assert provenance(recipe)["files"] == {}
+    assert fingerprint(recipe) == before
+
+
 def test_the_files_of_a_model_count_and_a_run_s_optimizer_does_not(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["a b c"])
     folder = tmp_path / "model"

@@ -152,7 +152,7 @@ def model_files(folder: Path) -> dict[str, str]:
 def files_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(path, digest) of the files that demonstrations are made of: wherever the recipe names one."""
     for text in (recipe.sft.data, *(text for entry in recipe.env for text in texts_in(entry.model_dump()))):
-        for word in {text, *text.split()}:
+        for word in {text, *text.split()} - {""}:
             path = Path(word.removeprefix("hf:"))
             try:
                 if path.is_file():
