@@ -29,6 +29,7 @@ from turnwise.runs.screen import Screen
 from turnwise.runs.tracker import Tracker
 from turnwise.runs.trackers.attempts import rows_of
 from turnwise.runs.transcript import best_and_worst
+from turnwise.schedule.garbage import collecting_only_new
 from turnwise.schedule.run_loop import stall_metrics
 from turnwise.schedule.stopping import LearnerLost, NothingKept, RunStopped
 from turnwise.schedule.workers import Worker, in_own_thread
@@ -121,12 +122,14 @@ class Run:
 
     async def train(self, stop: asyncio.Event) -> None:
         self.screen.begin("training", self.recipe.steps, self.state.progress.step)
-        stall_metrics()  # the start of a run may hold up the loop: nobody else uses it yet
-        self.lap_began = time.perf_counter()
         try:
             if self.state.evaluating is not None:
                 await self.begin_evaluation(self.state.evaluating)
-            await train(self.parts.loop, self.state.progress, self.after, stop, self.waiting)
+            with collecting_only_new():
+                await asyncio.sleep(0)
+                stall_metrics()  # the start of a run may hold up the loop: nobody else uses it yet
+                self.lap_began = time.perf_counter()
+                await train(self.parts.loop, self.state.progress, self.after, stop, self.waiting)
         except LearnerLost:
             raise
         except RunStopped as error:
