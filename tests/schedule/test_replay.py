@@ -17,7 +17,14 @@ from turnwise.types import turns_of
 
 
 def slow_recipe(folder, out, *overrides):
-    common = ("env.0.name=support.slow:Slow", "env.0.dataset=hops", "max_lag=2", "steps=4", "sft.updates=0")
+    common = (
+        "env.0.name=support.slow:Slow",
+        "env.0.dataset=hops",
+        "max_lag=2",
+        "steps=4",
+        "sft.updates=0",
+        "weight_check.every=1",
+    )
     evaluations = ("evaluation.every=0", "evaluation.final_tasks=4")
     return micro_recipe(folder, *common, *evaluations, f"out={folder / out}", *overrides)
 
