@@ -101,6 +101,7 @@ def is_plain(reply: Reply) -> bool:
 
 
 def is_plain_message(message: Any) -> bool:
+    """Whether a message without calls is as `Message` makes it; one that was made without its fields is not."""
     return (
         type(message) is Message
         and type(message.role) is str
@@ -122,6 +123,9 @@ def plain_messages(given: Any) -> tuple[Message, ...]:
         raise ValueError("Reply.messages and Reply.history are sequences, not a single message or string")
     messages: list[Message] = []
     for message in given:
+        if is_plain_message(message):
+            messages.append(message)
+            continue
         if not issubclass(type(message), Message):
             raise ValueError(f"a Reply holds Message values, got {type(message).__name__}")
         parts = {name: getattr(message, name) for name in Message.__slots__}
