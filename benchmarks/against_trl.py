@@ -38,6 +38,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
+from picture import Picture, title
+
 from turnwise.assemble.attempts import limits
 from turnwise.assemble.environments import environment_makers, task_order, tasks_of
 from turnwise.assemble.model import set_threads
@@ -50,7 +52,7 @@ from turnwise.learn.policy import load_model, load_tokenizer
 from turnwise.recipe.parse import parse_recipe
 from turnwise.recipe.schema import Recipe
 from turnwise.runs.archive import read_step
-from turnwise.runs.curve import INK, MUTED, draw_scale, smooth
+from turnwise.runs.curve import smooth
 from turnwise.runs.folder import RunFolder
 from turnwise.training.run import Run
 from turnwise.training.state import State
@@ -396,14 +398,11 @@ def report(lines: Sequence[dict[str, Any]]) -> None:
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """Write an SVG: reward against seconds, one panel per size, the fastest variant of TRL."""
-    import matplotlib
     import numpy as np
-    from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
     cases = list(dict.fromkeys(line["case"] for line in lines))
-    figure = Figure(figsize=(5.2 * len(cases), 4.2), facecolor="white", layout="constrained")
-    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+    picture = Picture(5.2 * len(cases), 4.2, 1, len(cases), shared=False)
+    for axes, case in zip(picture.panels[0], cases, strict=True):
         own = [line for line in lines if line["case"] == case and line["variant"] != "replay"]
         for side, color in COLORS.items():
             line = min((one for one in own if one["side"] == side), key=lambda one: figures_of(one)["cpu"])
@@ -412,13 +411,9 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
             label = {"turnwise": "turnwise", "trl": "TRL"}[side]
             axes.plot(seconds, rewards, color=color, alpha=0.3, linewidth=1)
             axes.plot(seconds, smooth(rewards), color=color, linewidth=2.6, label=f"{label}, {len(rewards)} steps")
-        axes.set_title(f"hops, {case.split('-')[1]} parameters", loc="left", color=INK)
-        axes.set_xlabel("seconds of CPU time, one thread", color=MUTED)
-        axes.set_ylabel("training attempts that succeed", color=MUTED)
-        draw_scale(axes)
+        title(axes, f"hops, {case.split('-')[1]} parameters")
         axes.set_xlim(0, None)
-        axes.legend(loc="lower right", frameon=False, labelcolor=INK)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    picture.save(path, "seconds of CPU time, one thread", "training attempts that succeed")
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
 import numpy as np
+from picture import Picture
 
 from turnwise.assemble.checks import check
 from turnwise.assemble.model import set_threads
@@ -37,7 +38,7 @@ from turnwise.cli.terminal import PlainScreen
 from turnwise.plan.pack import fill, lay_out, pack
 from turnwise.plan.plan import Plan
 from turnwise.recipe.parse import load_recipe
-from turnwise.runs.curve import INK, MUTED, draw_scale
+from turnwise.runs.curve import INK, MUTED
 from turnwise.runs.folder import RunFolder
 from turnwise.runs.interval import half_width
 from turnwise.runs.tracker import read_metrics
@@ -333,12 +334,8 @@ def in_common(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 def draw(comparison: Comparison, runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Write an SVG: the seeds of each arm as thin lines, their mean and its interval."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
-    figure = Figure(figsize=(9, 5.2), facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
+    picture = Picture(9, 5.2)
+    axes = picture.panels[0][0]
     axes.set_title(comparison.title, loc="left", fontsize=14, fontweight="bold", color=INK, pad=14)
     # The second arm is thin and dashed, so that the first shows where they coincide.
     styles: Sequence[dict[str, Any]] = (
@@ -358,16 +355,7 @@ def draw(comparison: Comparison, runs: Mapping[str, Sequence[Mapping[str, Any]]]
             axes.fill_between(steps, low, high, color=arm.color, alpha=0.15, linewidth=0)
         axes.plot(steps, middle, color=arm.color, label=arm.label, clip_on=False, **style)
     axes.axhline(GOAL, color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
-    save_curves(figure, axes, path)
-
-
-def save_curves(figure: Any, axes: Any, path: Path) -> None:
-    """Label the axes of held-out success by step, and write an SVG."""
-    axes.set_xlabel("step", color=MUTED)
-    axes.set_ylabel("held-out attempts that succeed", color=MUTED)
-    draw_scale(axes)
-    axes.legend(loc="lower right", frameon=False, labelcolor=INK)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    picture.save(path, "step", "held-out attempts that succeed")
 
 
 def main() -> None:

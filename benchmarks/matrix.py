@@ -7,6 +7,7 @@ walk.py, so that a step takes milliseconds; the agent loop, engines, plans and l
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import tempfile
@@ -243,3 +244,20 @@ def interval(values: Sequence[float], sign: str = "") -> str:
 def paired(runs: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
     """Differences by seed, of the seeds that both have."""
     return [runs[seed] - others[seed] for seed in sorted(runs.keys() & others.keys())]
+
+
+def plot(axes: Any, name: str, runs: Mapping[int, Mapping[str, Any]], color: str, *, dashed: bool = False) -> None:
+    """The share of right moves by tenths of training, mean over seeds."""
+    curves = [run["curve"]["right"] for run in runs.values()]
+    mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+    axes.plot(range(1, len(mean) + 1), mean, "--" if dashed else "-", color=color, linewidth=1.8, label=name)
+
+
+def arguments(purpose: str | None, data: Path) -> argparse.Namespace:
+    """The command line of a matrix, which runs in one thread."""
+    parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=data, help="finished runs, as JSON lines")
+    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
+    torch.set_num_threads(1)
+    return parser.parse_args()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from learned import QUICK, Case, report, trained
+from picture import Picture
 
-from turnwise.runs.curve import INK, MUTED, draw_scale
 from turnwise.runs.interval import half_width
 
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#7b3294", "#666666")
@@ -51,23 +51,15 @@ def compare(description: str, arms: Mapping[str, Arm]) -> None:
 
 def draw(found: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
     """Training success by step: a thin line for each seed, a thick one for their mean."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
-    figure = Figure(figsize=(9, 5.2), facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
+    picture = Picture(9, 5.2)
+    axes = picture.panels[0][0]
     for (name, runs), color in zip(found.items(), COLORS, strict=False):
         curves = [run["training"] for run in runs]
         for curve in curves:
             axes.plot(range(1, len(curve) + 1), curve, color=color, linewidth=0.7, alpha=0.5)
         mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
         axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.2, label=name)
-    axes.set_xlabel("step", color=MUTED)
-    axes.set_ylabel("training attempts that succeed", color=MUTED)
-    draw_scale(axes)
-    axes.legend(loc="lower right", frameon=False, labelcolor=INK)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    picture.save(path, "step", "training attempts that succeed")
 
 
 def difference(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], kind: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
-from curves import save_curves
+from picture import Picture
 
 from turnwise.assemble import run
 from turnwise.cli.terminal import PlainScreen
@@ -81,12 +81,8 @@ def report(runs: dict[str, list[dict[str, Any]]]) -> None:
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Write an SVG: every seed as a thin line, their mean as a thick one."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
-    figure = Figure(figsize=(9, 5.2), facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
+    picture = Picture(9, 5.2)
+    axes = picture.panels[0][0]
     for name, found in runs.items():
         curves = [f["curve"] for f in found]
         steps = list(curves[0])
@@ -94,7 +90,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
             axes.plot(steps, list(curve.values()), color=NAMES[name], alpha=0.3, linewidth=1)
         middle = [statistics.mean(curve[step] for curve in curves) for step in steps]
         axes.plot(steps, middle, color=NAMES[name], linewidth=2.6, marker="o", markersize=5, label=name)
-    save_curves(figure, axes, path)
+    picture.save(path, "step", "held-out attempts that succeed")
 
 
 def main() -> None:

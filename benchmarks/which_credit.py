@@ -11,15 +11,14 @@ training, the share of right moves over training, differences to grpo seed by se
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from matrix import Cell, finished, interval, make, paired, recipe_of, trained
+from matrix import Cell, arguments, finished, interval, make, paired, plot, recipe_of, trained
+from picture import Picture, title
 from walk import World
 
 DATA = Path(__file__).parent / "data" / "which-credit.jsonl"
@@ -159,41 +158,19 @@ COLORS = ("#666666", "#1f77b4", "#7b3294", "#1b9e77", "#d95f02", "#c23b75", "#22
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The share of right moves by tenths of training: a walk a column, a way of paying that was run a row."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from turnwise.runs.curve import INK, MUTED, draw_scale
-
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
     arms = by_arm(runs)
     pays = [pay for pay in PAYS if any(way == pay and name not in TOTALS for _, way, name in arms)]
-    figure = Figure(figsize=(11, 0.5 + 3.2 * len(pays)), facecolor="white", layout="constrained")
-    grid = figure.subplots(len(pays), len(WORLDS), sharex=True, sharey=True, squeeze=False)
-    for row, pay in zip(grid, pays, strict=True):
+    picture = Picture(11, 0.5 + 3.2 * len(pays), len(pays), len(WORLDS))
+    for row, pay in zip(picture.panels, pays, strict=True):
         for axes, world in zip(row, WORLDS, strict=True):
-            for (name, _), color in zip(ESTIMATORS.items(), COLORS, strict=True):
-                curves = [run["curve"]["right"] for run in arms.get((world, pay, name), {}).values()]
-                mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
-                style = "--" if name in TOTALS else "-"
-                axes.plot(range(1, len(mean) + 1), mean, style, color=color, linewidth=1.8, label=name)
-            draw_scale(axes)
-            axes.set_title(f"{world}\npaid {'by turn' if pay == 'turns' else 'at the end'}", color=INK, fontsize=10)
-    for axes in grid[-1]:
-        axes.set_xlabel("tenth of training", color=MUTED)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("moves that are right", color=MUTED)
-    grid[0][0].legend(loc="upper left", frameon=False, labelcolor=INK, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+            for name, color in zip(ESTIMATORS, COLORS, strict=True):
+                plot(axes, name, arms.get((world, pay, name), {}), color, dashed=name in TOTALS)
+            title(axes, f"{world}\npaid {'by turn' if pay == 'turns' else 'at the end'}")
+    picture.save(path, "tenth of training", "moves that are right", legend="upper left")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="finished runs, as JSON lines")
-    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
-    parser.add_argument("--only-report", action="store_true", help="run nothing")
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    chosen = arguments(__doc__, DATA)
     if not chosen.only_report:
         make(pilots(), chosen.data, run_cell)
         make(reported(best_rates(finished(chosen.data))), chosen.data, run_cell)

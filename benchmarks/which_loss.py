@@ -13,14 +13,13 @@ seed by seed.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from matrix import Cell, finished, interval, make, paired, recipe_of, trained
+from matrix import Cell, arguments, finished, interval, make, paired, plot, recipe_of, trained
+from picture import Picture, title
 from walk import World
 from which_credit import learned
 
@@ -109,37 +108,17 @@ COLORS = ("#222222", "#1f77b4", "#d95f02", "#7b3294", "#d95f02", "#1b9e77", "#c2
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The share of right moves by tenths of training at the higher rate: a panel for each age of the attempts."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from turnwise.runs.curve import INK, MUTED, draw_scale
-
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figures make the same file
-    figure = Figure(figsize=(11, 3.8), facecolor="white", layout="constrained")
-    grid = figure.subplots(1, len(AGES), sharex=True, sharey=True)
     arms = by_arm(runs)
-    for axes, age in zip(grid, AGES, strict=True):
+    picture = Picture(11, 3.8, 1, len(AGES))
+    for axes, age in zip(picture.panels[0], AGES, strict=True):
         for loss, color in zip(LOSSES, COLORS, strict=True):
-            curves = [run["curve"]["right"] for run in arms.get((loss, age, RATES[0]), {}).values()]
-            mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
-            style = "--" if loss in ("gspo, turn", "gspo, trajectory") else "-"
-            axes.plot(range(1, len(mean) + 1), mean, style, color=color, linewidth=1.8, label=loss)
-        draw_scale(axes)
-        axes.set_title(age, color=INK, fontsize=10)
-        axes.set_xlabel("tenth of training", color=MUTED)
-    grid[0].set_ylabel("moves that are right", color=MUTED)
-    grid[0].legend(loc="upper left", frameon=False, labelcolor=INK, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+            plot(axes, loss, arms.get((loss, age, RATES[0]), {}), color, dashed=loss.startswith("gspo, t"))
+        title(axes, age)
+    picture.save(path, "tenth of training", "moves that are right", legend="upper left")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="finished runs, as JSON lines")
-    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
-    parser.add_argument("--only-report", action="store_true", help="run nothing")
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    chosen = arguments(__doc__, DATA)
     if not chosen.only_report:
         make(reported(), chosen.data, run_cell)
     runs = finished(chosen.data)

@@ -16,14 +16,13 @@ import torch
 from support.acting import attempted, byte_tokenizer, limits, renderer, says
 from support.assembling import environments_for
 from support.making import make_trajectory
-from support.paths import BENCHMARKS
+from support.scripts import scripts_by_name
 from turnwise.assemble.model import tiny_texts
 from turnwise.envs.hops import Hops
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.messages import Message
 from turnwise.rollout.scene import Attempt
 
-FOLDER = BENCHMARKS
 HOPS = next(iter(Hops.tasks("train", 0)))
 SAYINGS = ["get amber", "nonsense that is cut short", "get cedar", "answer jade", "answer elm"]
 """Turn by turn."""
@@ -33,9 +32,8 @@ SAYINGS = ["get amber", "nonsense that is cut short", "get cedar", "answer jade"
 def scripts():
     """The benchmark and its two other files, which find each other by name."""
     names = ("pages", "trl_trainer", "against_trl")
-    sys.path.insert(0, str(FOLDER))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    sys.path.remove(str(FOLDER))
+    with scripts_by_name():
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
 

@@ -1,28 +1,26 @@
 """The walk of benchmarks/which_credit.py and which_loss.py, its small trainer, and the file of runs."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from support.paths import BENCHMARKS
+from support.scripts import scripts_by_name
 from turnwise.assemble import objective
 from turnwise.types import Group, Trajectory, Turn
 
 
 @pytest.fixture(scope="module")
 def modules():
-    sys.path.insert(0, str(BENCHMARKS))
-    import matrix
-    import walk
-    import which_credit
-    import which_loss
+    with scripts_by_name():
+        import matrix
+        import walk
+        import which_credit
+        import which_loss
 
-    yield walk, matrix, which_credit, which_loss
-    sys.path.remove(str(BENCHMARKS))
+        yield walk, matrix, which_credit, which_loss
 
 
 def uniform(walk, goal):

@@ -19,6 +19,15 @@ def script_module(name: str) -> Iterator[ModuleType]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
+    with scripts_by_name():
+        spec.loader.exec_module(module)
+        yield module
     del sys.modules[spec.name]
+
+
+@contextmanager
+def scripts_by_name() -> Iterator[None]:
+    """Scripts of benchmarks/ find each other by name, as they do where one is run."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
