@@ -4,8 +4,9 @@
 
 The clock starts after the warm start and the evaluation before training. "inside" is the model's forward and backward
 passes, in the engine and in the learner, and the optimizer; evaluations during training count like everything else.
-"evaluation_share" is their share of the total, and "loop_share" that part of the steps alone, without evaluations, that
-is neither inside the model nor in environments, plans and credit.
+"evaluation_share" is their share of the total. Shares of the steps alone, without evaluations: "engine_share" is what
+the engine takes besides the model, to schedule and to sample; "loop_share" what is neither the engine's nor the
+learner's nor in environments, plans and credit.
 With lag the engine and the learner overlap, so that their seconds may add up to more than the total.
 """
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
 
@@ -30,11 +32,13 @@ from turnwise.assemble.checks import check
 from turnwise.assemble.model import set_threads
 from turnwise.assemble.run import started
 from turnwise.cli.terminal import PlainScreen
+from turnwise.envs.base import Reply
+from turnwise.envs.hops import Hops
 from turnwise.recipe.parse import load_recipe
 from turnwise.runs.archive import archived_steps, read_step
 from turnwise.runs.folder import RunFolder
 from turnwise.training.run import Run
-from turnwise.types import turns_of
+from turnwise.types import Task, turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 GOAL = 0.90
@@ -57,6 +61,38 @@ class Stopwatch(PlainScreen):
             self.met = {"step": done, "at": time.perf_counter(), **self.run.model_seconds()}
 
 
+class Unmeasured:
+    """Seconds of training's steps that no metric has: those of the engine's steps, with scheduling and sampling, and of
+    opening environments. Evaluations are left out."""
+
+    def __init__(self, run: Run) -> None:
+        self.engine = self.opening = 0.0
+        self.evaluating = False
+        model: Any = run.parts.loop.engine.model  # type: ignore[attr-defined]
+        step, evaluate, open_hops = model.step, run.evaluate, Hops.open
+
+        def step_timed() -> Any:
+            began = time.perf_counter()
+            finished = step()
+            self.engine += 0.0 if self.evaluating else time.perf_counter() - began
+            return finished
+
+        async def open_timed(environment: Hops, task: Task) -> Reply:
+            began = time.perf_counter()
+            reply = await open_hops(environment, task)
+            self.opening += 0.0 if self.evaluating else time.perf_counter() - began
+            return reply
+
+        async def evaluate_apart() -> dict[str, float]:
+            self.evaluating = True
+            metrics = await evaluate()
+            self.evaluating = False
+            return metrics
+
+        model.step, run.evaluate = step_timed, evaluate_apart
+        self.of_hops = patch.object(Hops, "open", open_timed)
+
+
 async def measure(
     seed: int, lag: int, overrides: Sequence[str], folder: Path, profile: cProfile.Profile | None
 ) -> dict[str, float]:
@@ -72,11 +108,13 @@ async def measure(
         await own.before()
         watch.run = own
         engine: Any = own.parts.loop.engine
+        apart = Unmeasured(own)
         sampled, evaluated = engine.model.sampled_tokens, own.state.seconds.get("evaluate", 0.0)
         before, start = own.model_seconds(), time.perf_counter()
         if profile:
             profile.enable()
-        await own.train(asyncio.Event())
+        with apart.of_hops:
+            await own.train(asyncio.Event())
         if profile:
             profile.disable()
         total = time.perf_counter() - start
@@ -95,6 +133,7 @@ async def measure(
     model_seconds = sum(spent.values())
     steps = sum(line["seconds/step"] for line in lines)
     in_steps = sum(line.get(f"seconds/{name}", 0.0) for line in lines for name in spent)
+    generated = sum(line["seconds/generate"] for line in lines)
     return {
         "before": summary["before"]["sampled"],
         "after": summary["after"]["sampled"],
@@ -114,7 +153,8 @@ async def measure(
         "rest": max(0.0, total - model_seconds - environment - plan),
         "inside": model_seconds / total,
         "evaluation_share": evaluation / total,
-        "loop_share": (steps - in_steps - environment - plan) / steps,
+        "engine_share": (apart.engine - generated) / steps,
+        "loop_share": (steps - apart.engine - (in_steps - generated) - environment - apart.opening - plan) / steps,
         "sampled_tokens_per_second": (engine.model.sampled_tokens - sampled) / total,
         "trained_tokens_per_second": trained / total,
         "trained_tokens_per_learner_second": trained / (spent["forward_backward"] + spent["optimizer"]),
