@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from support.ray_nodes import two_nodes
 from turnwise.cluster.actors import RankActor
 from turnwise.cluster.placement import Site
 from turnwise.cluster.replica import ReplicaActor
@@ -18,15 +19,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes that say they have four GPUs each."""
-    from ray.cluster_utils import Cluster
-
-    size = {"num_cpus": 16, "num_gpus": 4, "object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-    made.add_node(**size)
-    ray.init(address=made.address, log_to_driver=False, logging_level="error")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with two_nodes(num_cpus=16, num_gpus=4, object_store_memory=80 << 20) as made:
+        yield made
 
 
 def seen():

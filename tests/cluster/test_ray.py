@@ -18,6 +18,7 @@ from support.acting import until
 from support.assembling import environments_for, warm_model
 from support.interrupting import SMALL, Injected, break_at, go
 from support.making import distance, gradients
+from support.ray_nodes import two_nodes
 from support.running import SilentScreen, micro_recipe
 from turnwise.assemble import run
 from turnwise.assemble.learner import room_of
@@ -53,16 +54,8 @@ MORE = [
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of two CPUs each."""
-    from ray.cluster_utils import Cluster
-
-    os.environ.update(RAY_worker_niceness="0")  # else workers give way to whatever else a machine does
-    size = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-    made.add_node(**size)
-    ray.init(address=made.address, log_to_driver=False, logging_level="error")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with two_nodes(num_cpus=2, object_store_memory=100 << 20) as made:
+        yield made
 
 
 def trained(recipe, model, tokenizer, look):

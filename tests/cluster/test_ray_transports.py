@@ -1,6 +1,5 @@
 """Weights of ranks into replicas, all of them actors of a Ray cluster of two nodes: the suite of every transport."""
 
-import os
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -10,7 +9,7 @@ import pytest
 from cluster.pool import COST
 from cluster.test_transports import SECONDS, step
 from support.acting import run
-from support.paths import TESTS
+from support.ray_nodes import two_nodes
 from turnwise.cluster import actors
 from turnwise.cluster.actors import ActorRanks, RankActor
 from turnwise.cluster.placement import Site, nodes_of
@@ -18,18 +17,7 @@ from turnwise.cluster.ranked import RankedLearner
 from turnwise.cluster.replica import open_replicas
 from turnwise.cluster.room import Room
 from turnwise.recipe.cluster import ClusterConfig
-from weights.conformance import (
-    CONTEXT,
-    LEARNERS,
-    arrives,
-    assert_at_floor,
-    check_of,
-    in_process,
-    leave_behind,
-    not_caught,
-    remember,
-    some_of,
-)
+from weights.conformance import CONTEXT, LEARNERS, in_process, leave_behind, left_unnoticed, remember
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -50,17 +38,8 @@ class LaggingRank(RankActor):
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of four CPUs each."""
-    from ray.cluster_utils import Cluster
-
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # actors import this module
-    os.environ.update(RAY_worker_niceness="0", PYTHONPATH=path)
-    size = {"num_cpus": 4, "object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-    made.add_node(**size)
-    ray.init(address=made.address, log_to_driver=False, logging_level="error")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with two_nodes(num_cpus=4, object_store_memory=100 << 20) as made:
+        yield made
 
 
 @pytest.fixture
@@ -86,23 +65,16 @@ def spread(site, learner, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_loads_arrive_whole_and_what_is_left_behind_is_caught(spread, site, learner, dtype):
-    of_ranks = spread.ranks.actors
+    def in_ranks(work, *arguments):
+        ray.get([getattr(actor, work).remote(*arguments) for actor in spread.ranks.actors])
 
-    def leave(name):
-        ray.get([actor.leave.remote(name) for actor in of_ranks])
-
-    async def scene():
+    def replicas():
         make = partial(in_process, LEARNERS[learner].model(), None, dtype)
         engine = open_replicas(site, make, context=CONTEXT)
-        try:
-            check = check_of(engine, spread, dtype)
-            assert_at_floor(check, await arrives(check, step), dtype)
-            assert len(engine.copies()) == REPLICAS
-            ray.get([actor.remember.remote() for actor in of_ranks])
-            names = some_of(spread.outline.shapes)
-            assert len(names) > 10
-            return await not_caught(check, leave, names)
-        finally:
-            await engine.close()
+        assert len(engine.copies()) == REPLICAS
+        return engine
 
-    assert run(scene(), SECONDS) == []
+    suite = left_unnoticed(
+        replicas, spread, dtype, step=step, remember=partial(in_ranks, "remember"), leave=partial(in_ranks, "leave")
+    )
+    assert run(suite, SECONDS) == []

@@ -10,17 +10,7 @@ from properties.test_tree_layout import WORKLOADS
 from support.acting import run
 from turnwise.cluster.processes import ProcessRanks
 from turnwise.plan.pack import pack
-from weights.conformance import (
-    LEARNERS,
-    WAYS,
-    arrives,
-    assert_at_floor,
-    check_of,
-    leave_behind,
-    not_caught,
-    remember,
-    some_of,
-)
+from weights.conformance import LEARNERS, WAYS, leave_behind, left_unnoticed, remember
 
 QUICK = {("dense-tp2", "in_process", "float32"), ("lora-fsdp2", "in_process", "bfloat16")}
 SECONDS = 1200.0
@@ -57,22 +47,15 @@ def leave_in_rank(number, name):
 
 @pytest.mark.parametrize(("learner", "way", "dtype"), CASES)
 def test_loads_arrive_whole_and_what_is_left_behind_is_caught(spread, learner, way, dtype, tmp_path):
-    ranks = spread.ranks
+    def in_ranks(work, *arguments):
+        spread.ranks.pool.run(work, [spread.ranks.number] * spread.ranks.size, *arguments)
 
-    def leave(name):
-        ranks.pool.run(leave_in_rank, [ranks.number] * ranks.size, [name] * ranks.size)
-
-    async def scene():
-        engine = WAYS[way](LEARNERS[learner].model(), tmp_path, dtype)
-        try:
-            check = check_of(engine, spread, dtype)
-            found = await arrives(check, step)
-            assert_at_floor(check, found, dtype)
-            ranks.pool.run(remember_in_rank, [ranks.number] * ranks.size)
-            names = some_of(spread.outline.shapes)
-            assert len(names) > 10
-            return await not_caught(check, leave, names)
-        finally:
-            await engine.close()
-
-    assert run(scene(), SECONDS) == []
+    suite = left_unnoticed(
+        lambda: WAYS[way](LEARNERS[learner].model(), tmp_path, dtype),
+        spread,
+        dtype,
+        step=step,
+        remember=lambda: in_ranks(remember_in_rank),
+        leave=lambda name: in_ranks(leave_in_rank, [name] * spread.ranks.size),
+    )
+    assert run(suite, SECONDS) == []

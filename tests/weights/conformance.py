@@ -115,6 +115,21 @@ def assert_at_floor(check, found, dtype):
     assert later.metrics["weight_check/moved"] > later.metrics["weight_check/gap"]
 
 
+async def left_unnoticed(make_engine, learner, dtype, *, step, remember, leave):
+    """The suite of a transport: loads arrive whole, and then the names of which one tensor could be left behind without
+    anybody noticing. `remember` and `leave` are called in every rank."""
+    engine = make_engine()
+    try:
+        check = check_of(engine, learner, dtype)
+        assert_at_floor(check, await arrives(check, step), dtype)
+        remember()
+        names = some_of(learner.outline.shapes)
+        assert len(names) > 10
+        return await not_caught(check, leave, names)
+    finally:
+        await engine.close()
+
+
 async def not_caught(check, leave, names):
     """The tensors that a load of every change may leave behind without being noticed. `leave` has the ranks hand on a
     tensor as it was at first, or none."""
