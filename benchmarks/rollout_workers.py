@@ -7,7 +7,8 @@ speed   Attempts of 50 turns as in benchmarks/turn_cost.py (about 100 tokens an 
         itself, and in the run, over the workers' lines. CPU is that of the workers and of the run.
 cost    CPU of one process per turn: the loop alone, with JSON to a played server as a client of vLLM has it, and with
         JSON of which only the new tokens are written. The server is another process. And what a finished group costs
-        the worker that sends it, and the run that reads it.
+        the worker that sends it, and the run that reads it. With --ways loop whole and PYTHONPATH the src of a version
+        before there were workers, its cost.
 tokens  The micro recipe at max_lag = 0, trained with 0, 1, 2 and 4 workers: a checksum of all tokens and logprobs that
         training and evaluations sampled.
 """
@@ -177,11 +178,13 @@ class JsonEngine:
     def __init__(self, port: int, kept: bool) -> None:
         import aiohttp
 
-        from turnwise.engines.prompt_text import PromptTexts
-
         self.url = f"http://127.0.0.1:{port}/inference/v1/generate"
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self.texts = PromptTexts() if kept else None
+        self.texts = None
+        if kept:
+            from turnwise.engines.prompt_text import PromptTexts
+
+            self.texts = PromptTexts()
 
     async def generate(self, prompt: Any, sampling: Any, *, session: str, seed: int) -> Any:
         import numpy as np
@@ -206,7 +209,10 @@ class JsonEngine:
         return Completion(action, logprobs, versions, StopReason.end_token)
 
 
-def measure_cost(groups: int, turns: int, repeats: int) -> dict[str, float]:
+WAYS = {"loop": "the loop alone", "whole": "with JSON of whole prompts", "new": "with JSON of new tokens"}
+
+
+def measure_cost(ways: Sequence[str], groups: int, turns: int, repeats: int) -> dict[str, float]:
     from turn_cost import long_turns
 
     from turnwise.rollout.concurrently import all_of
@@ -221,7 +227,7 @@ def measure_cost(groups: int, turns: int, repeats: int) -> dict[str, float]:
             port = int(server.stdout.readline())
 
             async def made(how: str, repeat: int) -> float:
-                engine: Any = playback if how == "loop" else JsonEngine(port, kept=how == "new tokens")
+                engine: Any = playback if how == "loop" else JsonEngine(port, kept=how == "new")
                 maker = maker_of({"e": environment}, engine, renderer, turns)
                 tasks = [Task(f"{repeat}-{number}", "e") for number in range(groups)]
                 gc.collect()
@@ -233,13 +239,15 @@ def measure_cost(groups: int, turns: int, repeats: int) -> dict[str, float]:
                     await engine.session.close()
                 return spent / (groups * ATTEMPTS * turns) * 1000
 
-            for how in ("loop", "whole prompts", "new tokens"):
+            for how in ways:
                 found[how] = statistics.median(asyncio.run(made(how, repeat)) for repeat in range(repeats))
-                named = "the loop alone" if how == "loop" else f"with JSON of {how}"
-                print(f"cost    {named:30} {found[how]:.3f} CPU ms per turn", flush=True)
+                print(f"cost    {WAYS[how]:30} {found[how]:.3f} CPU ms per turn", flush=True)
         finally:
             server.terminate()
-    print(f"cost    JSON of whole prompts / of new tokens: {found['whole prompts'] / found['new tokens']:.2f}")
+    if "new" not in ways:
+        return found
+    if "whole" in ways:
+        print(f"cost    JSON of whole prompts / of new tokens: {found['whole'] / found['new']:.2f}")
     maker = maker_of({"e": environment}, playback, renderer, turns)
     group = asyncio.run(maker.group(Task("0", "e"), 0))
     found["sent"], data = spent_by(partial(pickle.dumps, group, pickle.HIGHEST_PROTOCOL), ATTEMPTS * turns)
@@ -316,6 +324,7 @@ def main() -> None:
         "--quick", action="store_true", help="a third of the turns, one repeat, and no run with 4 workers"
     )
     parser.add_argument("--only", choices=["speed", "cost", "tokens"], help="only this part")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="of cost")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -327,7 +336,7 @@ def main() -> None:
     if chosen.only in (None, "tokens"):
         found["tokens"] = measure_tokens((0, 1, 2) if chosen.quick else (0, 1, 2, 4))
     if chosen.only in (None, "cost"):
-        found["cost"] = measure_cost(groups, turns, repeats)
+        found["cost"] = measure_cost(chosen.ways, groups, turns, repeats)
     if chosen.only in (None, "speed"):
         found["speed"] = measure_speed(groups, turns, repeats)
     if chosen.json:

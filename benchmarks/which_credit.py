@@ -22,7 +22,7 @@ from picture import Picture, title
 from walk import World
 
 DATA = Path(__file__).parent / "data" / "which-credit.jsonl"
-SEEDS, PILOT = (0, 1, 2, 3, 4), 100
+SEEDS, PILOTS = range(20), range(100, 105)
 RATES = (3e-3, 1e-2, 3e-2)
 ESTIMATORS = {
     "grpo": (),
@@ -44,6 +44,8 @@ STEPS = 30
 GROUPS = {2: 8, 8: 8, 24: 4}
 """Groups of 8 attempts in a step, by turns; two updates a step."""
 PAYS = ("turns", "end")
+Rates = Mapping[tuple[str, str, str], float]
+"""Learning rates by pay, world and estimator."""
 Runs = Mapping[tuple[str, str, str], Mapping[int, dict[str, Any]]]
 """Runs by seed, of a world, a pay and an estimator."""
 
@@ -68,19 +70,32 @@ def cell_of(world: str, pay: str, estimator: str, rate: float, seed: int) -> Cel
     return {"world": world, "pay": pay, "estimator": estimator, "rate": rate, "seed": seed}
 
 
+def arms_to_run() -> list[tuple[str, str, str]]:
+    """(pay, world, estimator); estimators that see totals only are run once for both ways of paying."""
+    return [
+        (pay, world, name)
+        for pay in PAYS
+        for world in WORLDS
+        for name in ESTIMATORS
+        if pay == "turns" or name not in TOTALS
+    ]
+
+
 def pilots() -> list[Cell]:
-    return [cell_of(world, "turns", name, rate, PILOT) for world in WORLDS for name in ESTIMATORS for rate in RATES]
+    return [
+        cell_of(world, pay, name, rate, seed) for pay, world, name in arms_to_run() for rate in RATES for seed in PILOTS
+    ]
 
 
-def best_rates(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """The learning rate of an estimator on a walk: that of the pilot with the most right moves."""
-    found: dict[tuple[str, str], tuple[float, float]] = {}
+def best_rates(runs: Sequence[Mapping[str, Any]]) -> Rates:
+    """By pay, walk and estimator: the learning rate with the most right moves, mean over the pilot seeds."""
+    scores: dict[tuple[str, str, str], dict[float, list[float]]] = {}
     for run in runs:
         cell = run["cell"]
-        if cell["seed"] == PILOT:
-            key, score = (cell["world"], cell["estimator"]), (learned(run), cell["rate"])
-            found[key] = max(found.get(key, score), score)
-    return {key: rate for key, (_, rate) in found.items()}
+        if cell["seed"] in PILOTS:
+            of_arm = scores.setdefault((cell["pay"], cell["world"], cell["estimator"]), {})
+            of_arm.setdefault(cell["rate"], []).append(learned(run))
+    return {arm: max(of_arm, key=lambda rate: statistics.fmean(of_arm[rate])) for arm, of_arm in scores.items()}
 
 
 def learned(run: Mapping[str, Any]) -> float:
@@ -88,16 +103,10 @@ def learned(run: Mapping[str, Any]) -> float:
     return statistics.fmean(run["curve"]["right"])
 
 
-def reported(rates: Mapping[tuple[str, str], float]) -> list[Cell]:
-    """All runs, seed by seed, so that a matrix that is stopped has whole seeds. Estimators that see totals only are run
-    once for both ways of paying."""
+def reported(rates: Rates) -> list[Cell]:
+    """All runs, seed by seed, so that a matrix that is stopped has whole seeds."""
     return [
-        cell_of(world, pay, name, rates[world, name], seed)
-        for seed in SEEDS
-        for pay in PAYS
-        for world in WORLDS
-        for name in ESTIMATORS
-        if pay == "turns" or name not in TOTALS
+        cell_of(world, pay, name, rates[pay, world, name], seed) for seed in SEEDS for pay, world, name in arms_to_run()
     ]
 
 
@@ -107,10 +116,10 @@ def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
     found: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
     for run in runs:
         cell = run["cell"]
-        world, name = cell["world"], cell["estimator"]
-        if cell["seed"] in SEEDS and cell["rate"] == rates[world, name]:
-            for pay in PAYS if name in TOTALS else (cell["pay"],):
-                found.setdefault((world, pay, name), {})[cell["seed"]] = dict(run)
+        pay, world, name = cell["pay"], cell["world"], cell["estimator"]
+        if cell["seed"] in SEEDS and cell["rate"] == rates[pay, world, name]:
+            for shown in PAYS if name in TOTALS else (pay,):
+                found.setdefault((world, shown, name), {})[cell["seed"]] = dict(run)
     return found
 
 
@@ -122,7 +131,8 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
             print(f"{'':14} {'rate':>5} {'seeds':>5}  sampled success  greedy success   right in training  minus grpo")
             for name in ESTIMATORS:
                 of_arm = arms.get((world, pay, name), {})
-                print(f"{name:14} {rates.get((world, name), 0):5g} {len(of_arm):5}  {line_of(arms, world, pay, name)}")
+                rate = rates.get(("turns" if name in TOTALS else pay, world, name), 0)
+                print(f"{name:14} {rate:5g} {len(of_arm):5}  {line_of(arms, world, pay, name)}")
 
     print("\nright in training, minus grpo, mean over the three walks: paid turn by turn, paid at the end")
     for name in ESTIMATORS:

@@ -25,7 +25,7 @@ import torch
 from matrix import Cell, Trainer, finished, flat, make, recipe_of
 from torch import Tensor
 from walk import Played, Policy, World, groups_of, play, ways_of
-from which_credit import ESTIMATORS, GROUPS, PAYS, PILOT, STEPS, TOTALS, WORLDS
+from which_credit import ESTIMATORS, GROUPS, PAYS, PILOTS, STEPS, TOTALS, WORLDS
 
 from turnwise.types import Group
 
@@ -36,7 +36,7 @@ Attempts = tuple[tuple[Group, ...], Played]
 def steps_of(world: World, policy: Policy, draws: int, first: int) -> Iterator[Attempts]:
     """The attempts of some steps; those with another `first` are others."""
     for number in range(draws):
-        random = np.random.default_rng([PILOT, first + number])
+        random = np.random.default_rng([PILOTS[0], first + number])
         played = play(world, policy, ways_of(world, GROUPS[world.turns], random).repeat(8, 0), random)
         yield groups_of(world, played, 0, 8), played
 
@@ -47,7 +47,7 @@ def trainer_of(world: World, estimator: str, rate: float = 1e-2) -> Trainer:
     if estimator == "gae":
         rates.append("critic.optimizer.learning_rate=1e-2")
     settings = (f"credit.name={estimator}", *ESTIMATORS[estimator], f"steps={STEPS}", *groups, *rates)
-    return Trainer(recipe_of(*settings), world, PILOT)
+    return Trainer(recipe_of(*settings), world, PILOTS[0])
 
 
 @cache

@@ -2,8 +2,8 @@
 
     python benchmarks/which_loss.py [--data benchmarks/data/which-loss.jsonl] [--picture PATH] [--only-report]
 
-Seven losses on a walk of 8 turns (walk.py) with credit grpo and four updates a step, three seeds, which share ways,
-luck and chances between arms. At lag 4 every turn of step 5 and later is exactly four versions old; its ratio is
+Seven losses on a walk of 8 turns (walk.py) with credit grpo and four updates a step, twenty seeds, which share
+ways, luck and chances between arms. At lag 4 every turn of step 5 and later is exactly four versions old; its ratio is
 anchored on the engine's logprobs, or on the learner's before the step, with and without truncated importance sampling
 (TIS, per token, at most 2). All losses are run at the same two learning rates, because they have one gradient where the
 ratio is 1 (tests/benchmarks/test_which.py). Every finished run is a line of the data, and one that is there is not made
@@ -24,7 +24,7 @@ from walk import World
 from which_credit import learned
 
 DATA = Path(__file__).parent / "data" / "which-loss.jsonl"
-SEEDS = (0, 1, 2)
+SEEDS = range(20)
 RATES = (1e-2, 3e-3)
 WIDE = ("loss.clip_low=0.2", "loss.clip_high=0.28")
 LOSSES = {

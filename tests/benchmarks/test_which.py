@@ -182,14 +182,16 @@ def test_a_run_that_is_in_the_file_is_not_made_again(modules, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_the_learning_rate_is_that_of_the_best_pilot(modules):
+def test_the_learning_rate_is_that_of_the_best_pilots(modules):
     _, _, which, _ = modules
 
-    def pilot(rate, right, **cell):
-        return {"cell": {"rate": rate, "seed": 100, **cell}, "curve": {"right": [right, right]}}
+    def pilot(rate, right, seed):
+        cell = {"pay": "end", "world": "w", "estimator": "gigpo", "rate": rate, "seed": seed}
+        return {"cell": cell, "curve": {"right": [right, right]}}
 
-    runs = [pilot(0.01, 0.4, world="w", estimator="grpo"), pilot(0.03, 0.3, world="w", estimator="grpo")]
-    assert which.best_rates(runs) == {("w", "grpo"): 0.01}
+    first, second = which.PILOTS[:2]
+    runs = [pilot(0.01, 0.4, first), pilot(0.03, 0.5, first), pilot(0.01, 0.4, second), pilot(0.03, 0.2, second)]
+    assert which.best_rates([*runs, pilot(0.003, 1.0, which.SEEDS[0])]) == {("end", "w", "gigpo"): 0.01}
 
 
 def test_the_mean_gradient_of_an_unbiased_estimator_is_nearer_to_the_truth_than_that_of_a_step(modules):
