@@ -1,16 +1,19 @@
-"""Asynchronous against synchronous training on the wall clock, with an environment that takes its time.
+"""Asynchronous against synchronous training, with an environment that takes its time: by updates, tokens and seconds.
 
-    python benchmarks/async_training.py [--quick] [--json PATH] [--seeds 0 1 2 3] [--lag 2]
+    python benchmarks/async_training.py [--quick] [--json PATH] [--picture PATH] [--seeds 0 1 2] [--lags 1 2 4]
 
 The recipe hops, every environment call delayed by a lognormal time (sigma 1) whose scale is first fitted so that
-waiting makes up 60 % of a synchronous step. Then, for each seed, the same recipe with max_lag = 0 and with lag: seconds
-per step without evaluations, and held-out success after the same number of updates.
+waiting makes up 60 % of a synchronous step. Then, for each seed, the same recipe with max_lag = 0 and with each lag:
+seconds per step without evaluations, held-out success after the same number of updates, and the updates, the sampled
+tokens and the seconds after which the attempts of three steps together succeed in 0.9 of all cases (nan: never). Lag 0
+is what the others are compared with, seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -18,11 +21,15 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is imported
+
+from paired import COLORS
+from picture import Picture, title
 
 from turnwise.assemble.checks import check
 from turnwise.assemble.model import set_threads
@@ -43,6 +50,11 @@ from turnwise.types import turns_of
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
 SHARE = 0.6
+GOAL, SMOOTH = 0.9, 3
+"""The training success that has to be reached, over so many steps."""
+AXES = {"updates": "updates", "tokens": "sampled tokens, millions", "seconds": "seconds"}
+Figures = dict[str, Any]
+"""Numbers of a run by name, and its curves by what they are over."""
 QUICK = ("steps=3", "groups_per_step=4", "evaluation.final_tasks=1", "sft.updates=8")
 
 
@@ -74,8 +86,8 @@ class Silent(PlainScreen):
             self.ended.append(time.perf_counter())
 
 
-async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, float]:
-    """One run's figures."""
+async def trained(folder: Path, scale: float, *overrides: str) -> Figures:
+    """One run's."""
     random.seed(0)
     late = ("env.0.name=async_training:Late", "env.0.dataset=hops", f"env.0.settings.scale={scale}")
     out = folder / f"run-{time.perf_counter_ns()}"
@@ -103,7 +115,16 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
     turns = list(turns_of([record.group for record in records]))
     # The last line is written after the last evaluation: the steps before it are timed.
     seconds = lines_seconds(screen.ended, start)
+    attempts = recipe.groups_per_step * recipe.rollout.group_size
+    sampled = itertools.accumulate(line["trajectory/action_tokens"] * attempts for line in lines)
+    curve = {
+        "success": [line["success"] for line in lines],
+        "updates": list(range(1, len(lines) + 1)),
+        "tokens": [tokens / 1e6 for tokens in sampled],
+        "seconds": [ended - start for ended in screen.ended],
+    }
     return {
+        "curve": curve,
         "seconds_per_step": seconds,
         "generate": spent["generate"] / recipe.steps,
         "learn": sum(spent[name] for name in ("score", "forward_backward", "optimizer")) / recipe.steps,
@@ -112,7 +133,16 @@ async def trained(folder: Path, scale: float, *overrides: str) -> dict[str, floa
         "after": lines[-1].get("eval/sampled/success", math.nan),
         "lag_mean": statistics.mean(line["lag/mean"] for line in lines),
         "lag_max": max(line["lag/max"] for line in lines),
+        **reached(curve),
     }
+
+
+def reached(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The updates, tokens and seconds after which training success is GOAL, over SMOOTH steps."""
+    success = curve["success"]
+    places = range(SMOOTH - 1, len(success))
+    first = next((place for place in places if sum(success[place - SMOOTH + 1 : place + 1]) >= GOAL * SMOOTH), None)
+    return {f"{name} to {GOAL}": math.nan if first is None else curve[name][first] for name in AXES}
 
 
 def lines_seconds(ended: list[float], start: float) -> float:
@@ -135,34 +165,50 @@ def fitted(folder: Path, *overrides: str) -> tuple[float, float]:
     return scale, share
 
 
-def report(runs: dict[int, list[dict[str, float]]]) -> None:
+def report(runs: Mapping[int, Sequence[Figures]]) -> None:
     for lag, found in runs.items():
         print(f"\nmax_lag = {lag}")
-        for name in found[0]:
+        for name in (name for name in found[0] if name != "curve"):
             values = [figures[name] for figures in found]
             print(
                 f"  {name:20}" + "".join(f"{value:10.3f}" for value in values) + f"   {statistics.median(values):.3f}"
             )
-    prompt, late = runs.values()
-    ratios = [a["seconds_per_step"] / b["seconds_per_step"] for a, b in zip(prompt, late, strict=True)]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"\nsteps per hour against max_lag = 0: {statistics.median(ratios):.2f} ({spread})")
-    differences = [b["after"] - a["after"] for a, b in zip(prompt, late, strict=True)]
-    if len(differences) > 1:
-        mean, half = statistics.mean(differences), half_width(differences)
-        print(f"success after the same updates, difference: {mean:+.3f} +- {half:.3f} (95 %, {len(differences)} seeds)")
+    prompt, *late = runs
+    for lag in late:
+        pairs = list(zip(runs[prompt], runs[lag], strict=True))
+        print(f"\nmax_lag = {lag}, compared with {prompt}: median (smallest to largest)")
+        for name in ("seconds_per_step", *(f"{axis} to {GOAL}" for axis in AXES)):
+            ratios = [after[name] / before[name] for before, after in pairs]
+            print(f"  {name:20} x {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        differences = [after["after"] - before["after"] for before, after in pairs]
+        if len(differences) > 1:
+            mean, half = statistics.mean(differences), half_width(differences)
+            print(f"  success after the same updates: {mean:+.3f} +- {half:.3f} (95 %, {len(differences)} seeds)")
+
+
+def draw(runs: Mapping[int, Sequence[Figures]], path: Path) -> None:
+    """Training success by updates, tokens and seconds; a line for each seed."""
+    picture = Picture(11, 3.9, columns=len(AXES), shared=False)
+    for axes, (name, said) in zip(picture.panels[0], AXES.items(), strict=True):
+        for (lag, found), color in zip(runs.items(), COLORS, strict=False):
+            for place, figures in enumerate(found):
+                curve, label = figures["curve"], f"max_lag = {lag}"
+                axes.plot(curve[name], curve["success"], color=color, linewidth=1.1, label=None if place else label)
+        title(axes, f"by {said}")
+    picture.save(path, "", "training attempts that succeed")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--lag", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lags", type=int, nargs="+", default=[1, 2, 4], help="0 is always run")
     parser.add_argument("--quick", action="store_true", help="one seed, few small steps: under a minute")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--picture", type=Path, help="draw the curves here, as SVG")
     chosen = parser.parse_args()
-    seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
+    seeds, lags = (chosen.seeds[:1], chosen.lags[:1]) if chosen.quick else (chosen.seeds, chosen.lags)
     size = QUICK if chosen.quick else ()
-    runs: dict[int, list[dict[str, float]]] = {0: [], chosen.lag: []}
+    runs: dict[int, list[Figures]] = {lag: [] for lag in (0, *lags)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         scale, share = fitted(folder, *size)
@@ -172,6 +218,8 @@ def main() -> None:
                 found.append(asyncio.run(trained(folder, scale, f"seed={seed}", f"max_lag={lag}", *size)))
                 print(f"  seed {seed}, max_lag {lag}: {found[-1]['seconds_per_step']:.2f} s a step", flush=True)
     report(runs)
+    if chosen.picture:
+        draw(runs, chosen.picture)
     if chosen.json:
         figures = {"seeds": seeds, "scale": scale, "share": share, "runs": runs}
         chosen.json.write_text(json.dumps(figures, indent=2) + "\n")
