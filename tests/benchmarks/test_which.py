@@ -194,6 +194,12 @@ def test_the_learning_rate_is_that_of_the_best_pilots(modules):
     assert which.best_rates([*runs, pilot(0.003, 1.0, which.SEEDS[0])]) == {("end", "w", "gigpo"): 0.01}
 
 
+def test_of_learning_rates_that_pilots_do_not_tell_apart_the_lowest_is_taken(modules):
+    _, _, which, _ = modules
+    assert which.lowest_of_the_best({0.01: [0.40, 0.40], 0.03: [0.30, 0.52]}) == 0.01
+    assert which.lowest_of_the_best({0.01: [0.40, 0.40], 0.03: [0.44, 0.46]}) == 0.03
+
+
 def test_the_mean_gradient_of_an_unbiased_estimator_is_nearer_to_the_truth_than_that_of_a_step(modules):
     import which_gradient
 
