@@ -85,15 +85,17 @@ def measure(renderer: Renderer, groups: Sequence[Sequence[Trajectory]]) -> dict[
     }
 
 
-async def play(renderer: Renderer, settings: dict[str, Any], tasks: Sequence[Task], attempts: int) -> dict[str, Any]:
-    """The figures of a batch with so many attempts at each task."""
+async def played(
+    renderer: Renderer, settings: Mapping[str, Any], tasks: Sequence[Task], attempts: int
+) -> list[list[Trajectory]]:
+    """The groups of a batch with so many attempts at each task."""
     expert = Demonstrator({"search": lambda: Search(**settings)}, renderer, LIMITS, seed=0, noise=NOISE)
 
     async def group(task: Task) -> list[Trajectory]:
         made = await all_of(expert.group(task, epoch) for epoch in range(attempts))
         return [trajectory for one in made for trajectory in one.trajectories]
 
-    return measure(renderer, [await group(task) for task in tasks])
+    return [await group(task) for task in tasks]
 
 
 def describe(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -128,7 +130,10 @@ def main() -> None:
     renderer = Renderer(load_tokenizer(model_folder("smollm2-135m")))
     tasks = list(Search.tasks("train", seed=0, count=2 if chosen.quick else 16, hops=(2, 3)))
     attempts = 2 if chosen.quick else 8
-    found = {case: asyncio.run(play(renderer, settings, tasks, attempts)) for case, settings in CASES.items()}
+    found = {
+        case: measure(renderer, asyncio.run(played(renderer, settings, tasks, attempts)))
+        for case, settings in CASES.items()
+    }
     print("\n".join(describe(found)))
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=2) + "\n")
