@@ -5,9 +5,9 @@
 Seven estimators on three walks (walk.py) of 2, 8 and 24 turns, each paid turn by turn and, with the same totals, all at
 the end; twenty seeds, which share ways, luck and chances between arms. The learning rate of an estimator on a walk is
 chosen from three by the share of right moves in training on five pilot seeds that are not reported: the lowest within
-one standard error of the best. Every finished run is a line of the data, and one that is there is not made again.
-Printed are held-out success after training, the share of right moves over training, differences to grpo seed by seed,
-and CPU seconds.
+one standard error of the best. All are also run at one rate, 0.01. Every finished run is a line of the data, and one
+that is there is not made again. Printed are held-out success after training, the share of right moves over training,
+differences to grpo seed by seed, and CPU seconds; the differences at the one rate; and what the pilots say of rates.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from walk import World
 DATA = Path(__file__).parent / "data" / "which-credit.jsonl"
 SEEDS, PILOTS = range(20), range(100, 105)
 RATES = (3e-3, 1e-2, 3e-2)
+COMMON = 1e-2
+"""The learning rate at which all are run besides: what of the order is owed to rates of their own?"""
 ESTIMATORS = {
     "grpo": (),
     "rloo": (),
@@ -36,6 +38,8 @@ ESTIMATORS = {
 }
 TOTALS = ("grpo", "rloo")
 """Estimators that see totals only: the time at which something is paid is nothing to them."""
+BEST = ("gigpo", "turn_baseline")
+"""Compared with each other too."""
 WORLDS = {
     "2 turns, coin at the end": World(turns=2, goal=2, coin=1.0, tossed="last"),
     "8 turns, coin at the start": World(turns=8, goal=6, coin=1.0, tossed="first"),
@@ -115,13 +119,15 @@ def learned(run: Mapping[str, Any]) -> float:
 def reported(rates: Rates) -> list[Cell]:
     """All runs, seed by seed, so that a matrix that is stopped has whole seeds."""
     return [
-        cell_of(world, pay, name, rates[pay, world, name], seed) for seed in SEEDS for pay, world, name in arms_to_run()
+        cell_of(world, pay, name, rate, seed)
+        for seed in SEEDS
+        for pay, world, name in arms_to_run()
+        for rate in sorted({rates[pay, world, name], COMMON})
     ]
 
 
-def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
-    """The reported runs; those of estimators that see totals only under both ways of paying."""
-    rates = best_rates(runs)
+def by_arm(runs: Sequence[Mapping[str, Any]], rates: Rates) -> Runs:
+    """The reported runs at these rates; those of estimators that see totals only under both ways of paying."""
     found: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
     for run in runs:
         cell = run["cell"]
@@ -133,7 +139,8 @@ def by_arm(runs: Sequence[Mapping[str, Any]]) -> Runs:
 
 
 def report(runs: Sequence[Mapping[str, Any]]) -> None:
-    arms, rates = by_arm(runs), best_rates(runs)
+    rates = best_rates(runs)
+    arms, alike = by_arm(runs, rates), by_arm(runs, dict.fromkeys(rates, COMMON))
     for world in WORLDS:
         for pay in PAYS:
             print(f"\n{world}; paid {'turn by turn' if pay == 'turns' else 'at the end'}")
@@ -143,9 +150,33 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
                 rate = rates.get(("turns" if name in TOTALS else pay, world, name), 0)
                 print(f"{name:14} {rate:5g} {len(of_arm):5}  {line_of(arms, world, pay, name)}")
 
-    print("\nright in training, minus grpo, mean over the three walks: paid turn by turn, paid at the end")
+    print("\nright in training, minus grpo, mean over the three walks: paid turn by turn, paid at the end; all at 0.01")
     for name in ESTIMATORS:
-        print(f"{name:14} {'   '.join(interval(over_walks(arms, pay, name), '+') for pay in PAYS)}")
+        found = [interval(over_walks(some, pay, name), "+") for some in (arms, alike) for pay in PAYS]
+        print(f"{name:14} {'   '.join(found)}")
+    print("\nright in training, gigpo minus turn_baseline: at rates of their own, both at 0.01")
+    for world, pay in ((world, pay) for pay in PAYS for world in WORLDS):
+        compared = [
+            paired(*({seed: learned(run) for seed, run in some.get((world, pay, name), {}).items()} for name in BEST))
+            for some in (arms, alike)
+        ]
+        print(f"{'   '.join(interval(values, '+') for values in compared)}   {world}, paid by {pay}")
+    print(f"\nthose that have another rate, all at {COMMON:g}")
+    for pay, world, name in (arm for arm in rates if rates[arm] != COMMON):
+        print(f"{name:14} {line_of(alike, world, pay, name)}   {world}, paid by {pay}")
+    report_pilots(runs)
+
+
+def report_pilots(runs: Sequence[Mapping[str, Any]]) -> None:
+    rates = best_rates(runs)
+    print(f"\nright in training, five pilot seeds, at {', '.join(f'{rate:g}' for rate in RATES)}; and the rate chosen")
+    for arm in arms_to_run():
+        cells = [(run["cell"], learned(run)) for run in runs if run["cell"]["seed"] in PILOTS]
+        found = [
+            interval([right for cell, right in cells if cell == cell_of(arm[1], arm[0], arm[2], rate, cell["seed"])])
+            for rate in RATES
+        ]
+        print(f"{arm[2]:14} {'   '.join(found)}   {rates[arm]:g}   {arm[1]}, paid by {arm[0]}")
 
 
 def over_walks(arms: Runs, pay: str, name: str) -> list[float]:
@@ -177,7 +208,7 @@ COLORS = ("#666666", "#1f77b4", "#7b3294", "#1b9e77", "#d95f02", "#c23b75", "#22
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The share of right moves by tenths of training: a walk a column, a way of paying that was run a row."""
-    arms = by_arm(runs)
+    arms = by_arm(runs, best_rates(runs))
     pays = [pay for pay in PAYS if any(way == pay and name not in TOTALS for _, way, name in arms)]
     picture = Picture(11, 0.5 + 3.2 * len(pays), len(pays), len(WORLDS))
     for row, pay in zip(picture.panels, pays, strict=True):

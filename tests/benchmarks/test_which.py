@@ -200,6 +200,18 @@ def test_of_learning_rates_that_pilots_do_not_tell_apart_the_lowest_is_taken(mod
     assert which.lowest_of_the_best({0.01: [0.40, 0.40], 0.03: [0.44, 0.46]}) == 0.03
 
 
+def test_an_arm_with_a_rate_of_its_own_is_run_at_the_common_one_too(modules):
+    _, _, which, _ = modules
+    arms = which.arms_to_run()
+    rates = {**dict.fromkeys(arms, which.COMMON), arms[0]: 0.03}
+    of_first = [cell for cell in which.reported(rates) if (cell["pay"], cell["world"], cell["estimator"]) == arms[0]]
+    assert {cell["rate"] for cell in of_first} == {0.03, which.COMMON}
+    assert len(which.reported(rates)) == (len(arms) + 1) * len(which.SEEDS)
+    runs = [{"cell": cell, "curve": {"right": [cell["rate"]]}} for cell in of_first]
+    pay, world, name = arms[0]
+    assert {which.learned(run) for run in which.by_arm(runs, rates)[world, pay, name].values()} == {0.03}
+
+
 def test_the_mean_gradient_of_an_unbiased_estimator_is_nearer_to_the_truth_than_that_of_a_step(modules):
     import which_gradient
 
