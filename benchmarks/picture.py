@@ -31,12 +31,18 @@ class Picture:
             draw_scale(axes)
 
     def save(self, path: Path, across: str, up: str, *, legend: str = "lower right") -> None:
-        """Label what lies at the left and at the bottom, explain the curves in the first panel, and write the file."""
+        """Label what lies at the left and at the bottom, explain the curves in the first panel, or beside all panels
+        where `legend` begins with "outside", and write the file."""
         for axes in self.panels[-1]:
             axes.set_xlabel(across, color=MUTED)
         for row in self.panels:
             row[0].set_ylabel(up, color=MUTED)
-        self.panels[0][0].legend(loc=legend, frameon=False, labelcolor=INK, fontsize=9)
+        first = self.panels[0][0]
+        if legend.startswith("outside"):
+            curves, names = first.get_legend_handles_labels()
+            self.figure.legend(curves, names, loc=legend, frameon=False, labelcolor=INK, fontsize=9)
+        else:
+            first.legend(loc=legend, frameon=False, labelcolor=INK, fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.figure.savefig(path, format="svg", metadata={"Date": None})
 

@@ -116,6 +116,11 @@ def learned(run: Mapping[str, Any]) -> float:
     return statistics.fmean(run["curve"]["right"])
 
 
+def rights(of_arm: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """What was learned, by seed."""
+    return {seed: learned(run) for seed, run in of_arm.items()}
+
+
 def reported(rates: Rates) -> list[Cell]:
     """All runs, seed by seed, so that a matrix that is stopped has whole seeds."""
     return [
@@ -156,10 +161,7 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
         print(f"{name:14} {'   '.join(found)}")
     print("\nright in training, gigpo minus turn_baseline: at rates of their own, both at 0.01")
     for world, pay in ((world, pay) for pay in PAYS for world in WORLDS):
-        compared = [
-            paired(*({seed: learned(run) for seed, run in some.get((world, pay, name), {}).items()} for name in BEST))
-            for some in (arms, alike)
-        ]
+        compared = [paired(*(rights(some.get((world, pay, name), {})) for name in BEST)) for some in (arms, alike)]
         print(f"{'   '.join(interval(values, '+') for values in compared)}   {world}, paid by {pay}")
     print(f"\nthose that have another rate, all at {COMMON:g}")
     for pay, world, name in (arm for arm in rates if rates[arm] != COMMON):
@@ -183,8 +185,8 @@ def over_walks(arms: Runs, pay: str, name: str) -> list[float]:
     """By seed, the mean over the walks of the difference to grpo; only seeds that have all walks."""
     by_walk = []
     for world in WORLDS:
-        of_arm, of_grpo = arms.get((world, pay, name), {}), arms.get((world, pay, "grpo"), {})
-        by_walk.append({seed: learned(of_arm[seed]) - learned(of_grpo[seed]) for seed in of_arm if seed in of_grpo})
+        of_arm, of_grpo = rights(arms.get((world, pay, name), {})), rights(arms.get((world, pay, "grpo"), {}))
+        by_walk.append({seed: of_arm[seed] - of_grpo[seed] for seed in of_arm if seed in of_grpo})
     whole = sorted(set.intersection(*(set(of_walk) for of_walk in by_walk)))
     return [statistics.fmean(of_walk[seed] for of_walk in by_walk) for seed in whole]
 
@@ -194,8 +196,8 @@ def line_of(arms: Runs, world: str, pay: str, name: str) -> str:
     if not of_arm:
         return "missing"
     sampled, greedy = ([run["after"][f"{kind}/reached"] for run in of_arm.values()] for kind in ("sampled", "greedy"))
-    curves = {seed: learned(run) for seed, run in of_arm.items()}
-    compared = paired(curves, {seed: learned(run) for seed, run in of_grpo.items()})
+    curves = rights(of_arm)
+    compared = paired(curves, rights(of_grpo))
     seconds = statistics.fmean(run["cpu_seconds"] for run in of_arm.values())
     return (
         f"{interval(sampled)}  {interval(greedy)}  {interval(list(curves.values()))}     {interval(compared, '+')}"
