@@ -1,6 +1,7 @@
 """Placements on a Ray cluster whose nodes say that they have GPUs: who sees which."""
 
 import os
+import threading
 from contextlib import closing
 
 import pytest
@@ -90,3 +91,21 @@ def test_shared_by_both(cluster, replicas, each):
 def test_what_cannot_be_placed(cluster):
     with pytest.raises(ValueError, match=r"no room for 8 x 1 CPU, 1 GPU and 1 x 1 CPU, 1 GPU; the cluster has 2 x"):
         Room("disaggregated", 8, 1, 1.0, 1, 1).wait_for(0.0)
+
+
+def test_ranks_that_took_a_part_of_each_node_are_placed_anew(cluster, monkeypatch):
+    """As where another run leaves the cluster while this one starts."""
+    from ray.util import placement_group, remove_placement_group
+
+    from turnwise.cluster import placement
+
+    monkeypatch.setattr(placement, "ARRANGING_SECONDS", 3.0)
+    others = placement_group([{"CPU": 10.0}] * 2, strategy="STRICT_SPREAD")
+    ray.get(others.ready(), timeout=60)
+    leaves = threading.Timer(5.0, remove_placement_group, [others])
+    leaves.start()
+    config = ClusterConfig(placement="separate_nodes", fsdp=4, replicas=2, placement_seconds=60.0)
+    with closing(Site(config, Room("separate_nodes", 4, 2, 3.0))) as site:
+        leaves.join()
+        assert len(set(placement.nodes_of(site.of_ranks))) == 1
+        assert set(placement.nodes_of(site.of_ranks)).isdisjoint(placement.nodes_of(site.of_replicas))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from turnwise.recipe.cluster import ClusterConfig
 
 NODE = "ray.io/node-id"
 """A label that Ray gives to every node."""
+ARRANGING_SECONDS = 20.0
+"""How long replicas wait for a node without a rank before the ranks are placed anew."""
 
 
 def connect(address: str) -> None:
@@ -37,6 +40,8 @@ class Site:
     """
 
     def __init__(self, config: ClusterConfig, room: Room) -> None:
+        from ray.exceptions import GetTimeoutError
+
         connect(config.address)
         self.config = config
         self.room = room
@@ -45,33 +50,49 @@ class Site:
         self.rank_gpus: list[Sequence[str]] = []
         """The GPUs of each rank on its node, once ranks have started."""
         try:
-            self.of_ranks = self.of_replicas = self.group(room.of_ranks)
-            if room.of_replicas:
-                where = None
-                if room.placement == "separate_nodes":
-                    where = {NODE: f"!in({','.join(sorted(set(nodes_of(self.of_ranks))))})"}
-                self.of_replicas = self.group(room.of_replicas, where)
+            until = time.monotonic() + config.placement_seconds
+            if room.placement == "separate_nodes" and room.of_replicas:
+                self.of_ranks, self.of_replicas = self.apart(until)
+            else:
+                self.of_ranks = self.of_replicas = self.group(room.of_ranks, until)
+                if room.of_replicas:
+                    self.of_replicas = self.group(room.of_replicas, until)
+        except GetTimeoutError:
+            self.close()
+            raise ValueError(
+                f"after {config.placement_seconds:g} s there is no room for {room}; {there_is(nodes_of_cluster())}, "
+                f"which others may use; {ADVICE}"
+            ) from None
         except BaseException:
             self.close()
             raise
 
-    def group(self, bundles: Sequence[Bundle], where: dict[str, str] | None = None) -> Any:
+    def apart(self, until: float) -> tuple[Any, Any]:
+        """Groups for ranks and for replicas without a node in common. Ranks take what is free, here and there where
+        others leave a cluster only now, and so may have a part of every node: then they are placed anew."""
+        from ray.exceptions import GetTimeoutError
+
+        while True:
+            of_ranks = self.group(self.room.of_ranks, until)
+            where = {NODE: f"!in({','.join(sorted(set(nodes_of(of_ranks))))})"}
+            try:
+                return of_ranks, self.group(
+                    self.room.of_replicas, min(until, time.monotonic() + ARRANGING_SECONDS), where
+                )
+            except GetTimeoutError:
+                if time.monotonic() >= until:
+                    raise
+                self.close()
+
+    def group(self, bundles: Sequence[Bundle], until: float, where: dict[str, str] | None = None) -> Any:
         """A placement group of Ray on as few nodes as possible; returns when it is ready."""
         import ray
-        from ray.exceptions import GetTimeoutError
         from ray.util import placement_group
 
         labels = None if where is None else [where] * len(bundles)
         group = placement_group(list(bundles), strategy="PACK", bundle_label_selector=labels)
         self.groups.append(group)
-        seconds = self.config.placement_seconds
-        try:
-            ray.get(group.ready(), timeout=seconds)
-        except GetTimeoutError:
-            raise ValueError(
-                f"after {seconds:g} s there is no room for {self.room}; {there_is(nodes_of_cluster())}, which others "
-                f"may use; {ADVICE}"
-            ) from None
+        ray.get(group.ready(), timeout=max(0.0, until - time.monotonic()))
         return group
 
     def rank_options(self, rank: int) -> dict[str, Any]:
