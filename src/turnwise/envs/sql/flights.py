@@ -293,6 +293,29 @@ SHAPES: dict[str, QuestionShape] = {
         "plane",
         "SELECT count(*) FROM flights WHERE tailnum = {tailnum}",
     ),
+    "plane_flights": QuestionShape(
+        "How many flights did the plane {tailnum} have?",
+        "SELECT count(*) FROM flights WHERE tailnum = {tailnum}",
+        "plane",
+    ),
+}
+MEASURES = {
+    "average_departure_delay": "avg(dep_delay)",
+    "average_arrival_delay": "avg(arr_delay)",
+    "average_air_time": "avg(air_time)",
+    "longest_departure_delay": "max(dep_delay)",
+    "longest_arrival_delay": "max(arr_delay)",
+    "longest_air_time": "max(air_time)",
+}
+OF = {"dest": ("to {dest}", "dest = {dest}"), "plane": ("of the plane {tailnum}", "tailnum = {tailnum}")}
+SHAPES |= {
+    f"{about}_{measure}": QuestionShape(
+        f"What was the {measure.replace('_', ' ')}, in minutes, of flights {of}?",
+        f"SELECT {value} FROM flights WHERE {condition}",
+        about,
+    )
+    for measure, value in MEASURES.items()
+    for about, (of, condition) in OF.items()
 }
 
 
