@@ -269,7 +269,7 @@ def paid(paid: list[float], **others: Any) -> list[float]:
 def trainer_of(
     folder: str,
     tokenizer: Any,
-    rollout: Rollout,
+    rollout: Any,
     order: Sequence[str],
     *,
     attempts: int,
@@ -284,8 +284,11 @@ def trainer_of(
     callbacks: list[Any],
     out: str,
     seed: int,
+    schedule: str = "constant",
+    trainer: type[Any] | None = None,
 ) -> Any:
-    """A GRPOTrainer whose every optimizer step is on new attempts at the next tasks in order."""
+    """A GRPOTrainer whose every optimizer step is on new attempts at the next tasks in order; of another class where
+    one is given."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
@@ -312,7 +315,7 @@ def trainer_of(
         epsilon_high=clip[1],
         max_steps=steps,
         learning_rate=learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type=schedule,
         optim="adamw_torch_fused",
         weight_decay=0.0,
         max_grad_norm=1.0,
@@ -326,7 +329,7 @@ def trainer_of(
         seed=seed,
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
-    return GRPOTrainer(
+    return (trainer or GRPOTrainer)(
         model=model,
         reward_funcs=paid,
         args=config,
