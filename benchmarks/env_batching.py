@@ -1,13 +1,17 @@
 """Makespan and environment calls of an evaluation under four ways of calling environments, which are settings of the
 same code: in lock-step, one call per attempt, and micro-batched, with calls held back or not.
 
-    python benchmarks/env_batching.py [--quick] [--json PATH] [--seeds 0 1] [--repeats 3] [--only virtual | wall]
+    python benchmarks/env_batching.py [--seeds 0 1 2 3] [--regimes ABCDEFGHIJS] [--only virtual | wall] [--only-report]
+                                      [--quick] [--data PATH] [--picture PATH] [--json PATH]
 
 First the regimes A to J under a virtual clock: the agent loop, the micro-batcher and `evaluate` as they are, an engine
 that takes lognormal seconds per action (at most so many actions at once), and environments whose calls of n attempts
 take c0 + c1 * n seconds, K calls at once; in I the attempts of a call run side by side, and it takes c0 and as long as
-the slowest. Nothing is known of c0 and c1 in advance. Then some of them on the wall clock, scaled down, with a judge
-that is served over HTTP on this machine. Attempts come to the same results under every policy; that is checked.
+the slowest. Nothing is known of c0 and c1 in advance. Then some of them on the wall clock, at a tenth of their time,
+with a judge that is served over HTTP on this machine; and the environment search with its own retrieval server, whose
+searches cost what they cost (batched_search.py). The policies of a seed run one after another. Attempts come to the
+same results under every policy; that is checked. Every finished evaluation is a line of the data, and is not made
+again.
 """
 
 from __future__ import annotations
@@ -19,15 +23,21 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from matrix import Cell, finished, interval, make
+from paired import COLORS
+from picture import Picture, title
 
 from turnwise.engines.base import Sampling
 from turnwise.engines.scripted import ScriptedEngine
@@ -42,11 +52,18 @@ from turnwise.rollout.group import AttemptMaker
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.render.renderer import Renderer
 from turnwise.rollout.scene import Attempt
+from turnwise.runs.curve import INK
 from turnwise.seeds import seed_of
 from turnwise.testing import clock
 from turnwise.types import Task
 
+DATA = Path(__file__).parent / "data" / "env-batching.jsonl"
 SPLIT = "heldout/sampled"
+LONGEST = 1 << 10
+"""Tokens of an action, at most."""
+SEARCH = "Search"
+WALL = 10.0
+"""By how much regimes are scaled down on the wall clock."""
 PATIENT = 1e9
 
 
@@ -256,6 +273,8 @@ class Figures:
 
     makespan: float
     calls: int
+    cpu: float
+    """CPU seconds of the process, and of a retrieval server."""
     outcome: tuple[float, ...]
     """What the attempts were paid."""
 
@@ -278,22 +297,31 @@ async def measure(
         kind = environment(serve, service)
         batches.append(Batches(kind, rule=rule, slots=service.slots, call_seconds=None))
         makers[f"dataset {place}"] = batches[-1].wrap(kind, lane)
-    practice = AttemptMaker(
+    practice = practice_of(makers, say, regime.max_turns, seed, renderer)
+    return await timed(practice, workload.tasks, batches)
+
+
+def practice_of(makers: Any, say: Any, max_turns: int, seed: int, renderer: Renderer) -> AttemptMaker:
+    """Attempts whose actions `say` decides."""
+    return AttemptMaker(
         makers,
         ScriptedEngine(say, lambda text: renderer.encode(text).tolist(), end_token=renderer.end_token),
         renderer,
-        Sampling(8),
-        Limits(regime.max_turns, 1 << 20, 8, 1 << 20, PATIENT, PATIENT),
+        Sampling(LONGEST),
+        Limits(max_turns, 1 << 20, LONGEST, 1 << 20, PATIENT, PATIENT),
         seed,
         SPLIT,
         attempts=1,
     )
-    began = asyncio.get_running_loop().time()
-    result = await evaluate(practice, workload.tasks, 1.0)
-    makespan = asyncio.get_running_loop().time() - began
+
+
+async def timed(practice: AttemptMaker, tasks: list[Task], batches: list[Batches]) -> Figures:
+    began, computed = asyncio.get_running_loop().time(), time.process_time()
+    result = await evaluate(practice, tasks, 1.0)
+    makespan, cpu = asyncio.get_running_loop().time() - began, time.process_time() - computed
     figures = [own.report() for own in batches]
     calls = sum(int(own.get("step/calls", 0) + own.get("close/calls", 0)) for own in figures)
-    return Figures(makespan, calls, paid(result))
+    return Figures(makespan, calls, cpu, paid(result))
 
 
 def paid(result: Result) -> tuple[float, ...]:
@@ -308,54 +336,109 @@ def agreed(found: dict[str, Figures]) -> dict[str, Figures]:
     return found
 
 
-def virtual(regime: Regime, seeds: list[int], renderer: Renderer) -> dict[str, Any]:
-    """Makespans and calls under the virtual clock, means over seeds, and the lower bound."""
+def by_policy(found: dict[str, Figures]) -> dict[str, Any]:
+    """What is written of figures that agree."""
+    return {name: {"makespan": one.makespan, "calls": one.calls, "cpu": one.cpu} for name, one in agreed(found).items()}
+
+
+def virtual(regime: Regime, seed: int, renderer: Renderer) -> dict[str, Any]:
+    """Makespans and calls under the virtual clock, and the lower bound."""
     serving = [Asleep(service) for service in regime.services]
-    runs, bounds = [], []
-    for seed in seeds:
-        workload = Workload(regime, seed)
-        bounds.append(workload.bound(regime))
-        work = {policy: measure(regime, workload, policy, seed, renderer, serving) for policy in POLICIES}
-        runs.append(agreed({policy: clock.run(one) for policy, one in work.items()}))
-    return {**mean_of(runs, statistics.fmean), "lower bound": statistics.fmean(bounds)}
-
-
-def on_the_wall(regime: Regime, seed: int, repeats: int, renderer: Renderer) -> dict[str, Any]:
-    """Makespans and calls by the wall clock with a judge over HTTP, medians over repeats."""
     workload = Workload(regime, seed)
-    runs: list[dict[str, Figures]] = []
+    work = {policy: measure(regime, workload, policy, seed, renderer, serving) for policy in POLICIES}
+    found = {policy: clock.run(one) for policy, one in work.items()}
+    return {**by_policy(found), "lower bound": workload.bound(regime)}
+
+
+def on_the_wall(regime: Regime, seed: int, renderer: Renderer) -> dict[str, Any]:
+    """The same by the wall clock with a judge over HTTP."""
+    workload = Workload(regime, seed)
+    found = {}
     with judge(regime.services[0]) as port:
-        for _ in range(repeats):
-            found = {}
-            for policy in POLICIES:
-                serving = [OverHttp(port)]
-                found[policy] = asyncio.run(measure(regime, workload, policy, seed, renderer, serving))
-            runs.append(agreed(found))
-    return {**mean_of(runs, statistics.median), "lower bound": workload.bound(regime)}
+        for policy in POLICIES:
+            found[policy] = asyncio.run(measure(regime, workload, policy, seed, renderer, [OverHttp(port)]))
+    return {**by_policy(found), "lower bound": workload.bound(regime)}
 
 
-def mean_of(runs: list[dict[str, Figures]], mean: Any) -> dict[str, Any]:
-    return {
-        policy: {
-            "makespan": mean([run[policy].makespan for run in runs]),
-            "calls": mean([run[policy].calls for run in runs]),
-        }
-        for policy in POLICIES
-    }
+def searching(seed: int, attempts: int, renderer: Renderer) -> dict[str, Any]:
+    """The same with the environment search and its retrieval server."""
+    from batched_search import SLOTS, Searches
+
+    searches = Searches(seed, attempts)
+
+    async def searched(policy: str) -> Figures:
+        rule, lane = POLICIES[policy]
+        batches = Batches(searches.kind, rule=rule, slots=SLOTS, call_seconds=None)
+        makers = {"search": batches.wrap(searches.make, lane)}
+        practice = practice_of(makers, searches.sayer(), searches.max_turns, seed, renderer)
+        computed = searches.server_seconds()
+        found = await timed(practice, searches.tasks, [batches])
+        return replace(found, cpu=found.cpu + searches.server_seconds() - computed)
+
+    found = {policy: asyncio.run(searched(policy)) for policy in POLICIES}
+    return {**by_policy(found), "lower bound": searches.bound()}
+
+
+def run_cell(cell: Cell, renderer: Renderer, quick: bool = False) -> dict[str, Any]:
+    began = time.process_time()
+    letter, seed = cell["regime"], cell["seed"]
+    if letter == SEARCH[0]:
+        found = searching(seed, 8 if quick else 128, renderer)
+    else:
+        [regime] = [regime for regime in REGIMES if regime.name[0] == letter]
+        if cell["clock"] == "virtual":
+            found = virtual(regime.scaled(1.0, regime.attempts // 4) if quick else regime, seed, renderer)
+        else:
+            found = on_the_wall(regime.scaled(*((40.0, 32) if quick else (WALL, 256))), seed, renderer)
+    return {"found": found, "cpu_seconds": time.process_time() - began}
 
 
 # ---------------------------------------------------------------- what is printed
 
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By regime, what was found with each seed."""
 
-def print_head(title: str) -> None:
-    print(f"\n{title}: seconds / environment calls\n")
+
+def rows_of(runs: Sequence[Mapping[str, Any]], kind: str) -> Rows:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name in (*(regime.name for regime in REGIMES), SEARCH):
+        for run in runs:
+            if run["cell"]["clock"] == kind and run["cell"]["regime"] == name[0]:
+                found.setdefault(name, []).append(run["found"])
+    return found
+
+
+def mean_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        **{
+            policy: {name: statistics.fmean(one[policy][name] for one in found) for name in found[0][policy]}
+            for policy in POLICIES
+        },
+        "lower bound": statistics.fmean(one["lower bound"] for one in found),
+    }
+
+
+def print_rows(rows: Rows, digits: int) -> None:
     print(f"| regime | {' | '.join(POLICIES)} | lower bound |")
     print("|---" * (len(POLICIES) + 2) + "|")
+    for name, found in rows.items():
+        row = mean_of(found)
+        cells = [f"{row[policy]['makespan']:.{digits}f} / {row[policy]['calls']:.0f}" for policy in POLICIES]
+        print(f"| {name} | {' | '.join(cells)} | {row['lower bound']:.{digits}f} |", flush=True)
 
 
-def print_row(name: str, row: dict[str, Any], digits: int) -> None:
-    cells = [f"{row[policy]['makespan']:.{digits}f} / {row[policy]['calls']:.0f}" for policy in POLICIES]
-    print(f"| {name} | {' | '.join(cells)} | {row['lower bound']:.{digits}f} |", flush=True)
+def print_ratios(rows: Rows) -> None:
+    """Makespans as multiples of validation's, seed by seed."""
+    own = DEFAULTS["validation"]
+    print(
+        f"\ntimes as long as with {own}, seed by seed: mean +- half a 95 % interval (smallest to largest); CPU seconds"
+    )
+    for name, found in rows.items():
+        for policy in ("lock-step", "per attempt"):
+            times = [one[policy]["makespan"] / one[own]["makespan"] for one in found]
+            cpu = [statistics.fmean(one[kind]["cpu"] for one in found) for kind in (policy, own)]
+            print(f"  {name:38} {policy:12} {interval(times)} ({min(times):.2f} to {max(times):.2f})"
+                  f"   {cpu[0]:.1f} against {cpu[1]:.1f}")  # fmt: skip
 
 
 def checks(rows: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
@@ -382,46 +465,77 @@ def peers(row: dict[str, Any]) -> list[float]:
     return [row[policy]["makespan"] for policy in ("lock-step", "per attempt")]
 
 
+def report(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Print everything; False where the micro-batcher misses what it is held to."""
+    held = []
+    for kind, digits in (("virtual", 0), ("wall", 2)):
+        rows = rows_of(runs, kind)
+        if rows:
+            print(f"\n{kind} clock, means over {min(map(len, rows.values()))} seeds: seconds / environment calls\n")
+            print_rows(rows, digits)
+            print_ratios(rows)
+        if rows and kind == "virtual":
+            held = checks({name: mean_of(found) for name, found in rows.items()})
+            print("\n" + "\n".join(f"{'yes' if holds else 'NO '}  {text}" for text, holds in held))
+    return all(holds for _, holds in held)
+
+
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """How long each way takes, as a multiple of the lower bound: means over seeds, smallest and largest."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    clocks = [kind for kind in ("virtual", "wall") if rows_of(runs, kind)]
+    picture = Picture(11, 3.9, columns=len(clocks), shared=False)
+    for axes, kind in zip(picture.panels[0], clocks, strict=True):
+        rows = rows_of(runs, kind)
+        axes.set_yscale("log")
+        axes.set_ylim(0.9, 120 if kind == "virtual" else 12)
+        axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} x"))
+        for number, (policy, color) in enumerate(zip(("lock-step", "per attempt", "wait c0/2"), COLORS, strict=False)):
+            times = [[one[policy]["makespan"] / one["lower bound"] for one in found] for found in rows.values()]
+            means = [statistics.fmean(values) for values in times]
+            reach = [[mean - min(values) for mean, values in zip(means, times, strict=True)],
+                     [max(values) - mean for mean, values in zip(means, times, strict=True)]]  # fmt: skip
+            across = [place + 0.27 * (number - 1) for place in range(len(rows))]
+            axes.bar(across, means, 0.25, yerr=reach, color=color, ecolor=INK, capsize=2, label=policy)
+        axes.set_xticks(range(len(rows)), [name if name == SEARCH else name[0] for name in rows])
+        title(axes, f"{kind} clock")
+    picture.save(path, "regime", "times the lower bound", legend="upper left")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="workloads of the virtual part")
-    parser.add_argument("--repeats", type=int, default=3, help="on the wall clock")
-    parser.add_argument("--regimes", default="ABCDEFGHIJ", help="letters of those to run")
-    parser.add_argument("--only", choices=["virtual", "wall"], help="one of the two parts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="workloads")
+    parser.add_argument("--regimes", default="ABCDEFGHIJS", help="letters of those to run")
+    parser.add_argument("--only", choices=["virtual", "wall"], help="run one of the two parts")
+    parser.add_argument("--data", type=Path, default=DATA, help="finished evaluations, as JSON lines")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="under a minute: shows that it runs, no figures")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--picture", type=Path, help="draw the makespans here, as SVG")
     chosen = parser.parse_args()
-    regimes = [regime for regime in REGIMES if regime.name[0] in chosen.regimes]
-    seeds, repeats, on_wall = chosen.seeds, chosen.repeats, "ADJ"
-    if chosen.quick:
-        seeds, repeats, on_wall = seeds[:1], 1, "D"
-        regimes = [regime.scaled(1.0, regime.attempts // 4) for regime in regimes]
+    seeds, on_wall = (chosen.seeds[:1], "D") if chosen.quick else (chosen.seeds, f"ADJ{SEARCH[0]}")
+    wanted = [
+        {"clock": kind, "regime": letter, "seed": seed}
+        for kind, letters in (("virtual", [regime.name[0] for regime in REGIMES]), ("wall", on_wall))
+        for seed in seeds
+        for letter in letters
+        if letter in chosen.regimes and chosen.only in (None, kind)
+    ]
     renderer = Renderer(build_tokenizer([]))
-    written: dict[str, Any] = {"seeds": seeds, "repeats": repeats}
-    held: list[tuple[str, bool]] = []
-    if chosen.only != "wall":
-        began = time.process_time()
-        print_head(f"virtual clock, means of {len(seeds)} seeds")
-        rows = {}
-        for regime in regimes:
-            rows[regime.name] = virtual(regime, seeds, renderer)
-            print_row(regime.name, rows[regime.name], 0)
-        if not chosen.quick:
-            held = checks(rows)
-            print("\n" + "\n".join(f"{'yes' if holds else 'NO '}  {text}" for text, holds in held))
-        print(f"\n{time.process_time() - began:.0f} s of CPU")
-        written |= {"virtual": rows, "checks": dict(held)}
-    if chosen.only != "virtual":
-        factor, attempts = (40.0, 32) if chosen.quick else (30.0, 256)
-        print_head(f"wall clock, judge over HTTP, times / {factor:.0f}, {attempts} attempts, medians of {repeats}")
-        written["wall"] = {}
-        for regime in [regime for regime in regimes if regime.name[0] in on_wall]:
-            row = on_the_wall(regime.scaled(factor, attempts), seeds[0], repeats, renderer)
-            print_row(regime.name, row, 2)
-            written["wall"][regime.name] = row
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "quick.jsonl" if chosen.quick else chosen.data
+        if not chosen.only_report:
+            make(wanted, data, partial(run_cell, renderer=renderer, quick=chosen.quick))
+        runs = finished(data)
+    holds = report(runs)
+    if chosen.picture:
+        draw(runs, chosen.picture)
     if chosen.json:
-        chosen.json.write_text(json.dumps(written, indent=2) + "\n")
-    return 0 if all(holds for _, holds in held) else 1
+        chosen.json.write_text(json.dumps(runs, indent=2) + "\n")
+    return 0 if holds or chosen.quick else 1
 
 
 if __name__ == "__main__":

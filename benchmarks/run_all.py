@@ -28,7 +28,7 @@ BENCHMARKS = {
     "weight_sync": [],
     "rank_weights": [],
     "against_trl": [],
-    "search_lengths": [],
+    "search_layouts": [],
     "endpoint": [],
     "viewer": [],
     "recipes": [],

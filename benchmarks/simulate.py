@@ -34,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
+from cpu_clock import CpuLoop, loop_here
 
 from turnwise.preflight.attempt_shape import AttemptShape
 from turnwise.recipe.parse import load_recipe
@@ -41,7 +42,6 @@ from turnwise.simulate.outcome import SimulatedRun
 from turnwise.simulate.pace import LearnerPace, MeasuredPace
 from turnwise.simulate.simulation import Setup, simulate
 from turnwise.simulate.workload import LognormalDelay, RedrawnGroups, ShapedGroups, SimulatedTurn
-from turnwise.testing.clock import VirtualLoop
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hops.toml"
 
@@ -57,29 +57,6 @@ SHAPES = {
 
 
 # ---------------------------------------------------------------- real runs by a clock of CPU seconds
-
-
-class CpuLoop(VirtualLoop):
-    """An event loop whose clock counts the CPU seconds of its thread, without those of workers, and jumps over
-    waiting."""
-
-    def __init__(self) -> None:
-        self.began, self.elsewhere = time.thread_time(), 0.0
-        super().__init__()
-
-    @property
-    def own(self) -> float:
-        """CPU seconds of the loop itself."""
-        return time.thread_time() - self.began - self.elsewhere
-
-    def time(self) -> float:
-        return self.jump.now + self.own
-
-
-def loop_here() -> CpuLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, CpuLoop)
-    return loop
 
 
 class Watch:
