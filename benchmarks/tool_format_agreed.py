@@ -2,7 +2,7 @@
 
     python benchmarks/tool_format_agreed.py --vllm-python PYTHON --sglang CHECKOUT [--vllm-mlx PATH] [--rapid-mlx PATH]
         [--ovms PATH] [--mlx-swift-lm PATH] [--localai PATH] [--mlx-openai-server PATH] [--vllm-rust PATH]
-        [--third PATH] [--failures]
+        [--xllm PATH] [--xinference PATH] [--unsloth PATH] [--mlx-omni-server PATH] [--third PATH] [--failures]
 
 PYTHON is the interpreter of an environment with vLLM (`make test-vllm` builds one). The protocol stands in
 docs/reference/tools.md, under "Outputs that two serving parsers read alike". Nothing is copied by hand: outputs and
@@ -27,7 +27,8 @@ from tool_format_output import Calls, Output
 from turnwise.messages import ToolSpec
 from turnwise.rollout.render.formats.registry import FORMATS
 
-PROJECTS = ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm", "localai", "mlx-openai-server", "vllm-rust")
+FRESH = ("xllm", "xinference", "unsloth", "mlx-omni-server")
+PROJECTS = ("vllm-mlx", "rapid-mlx", "ovms", "mlx-swift-lm", "localai", "mlx-openai-server", "vllm-rust", *FRESH)
 BY_FORMAT: dict[str, tuple[str, str]] = {
     "apertus": ("apertus", "apertus2509"), "cohere": ("cohere_command3", "cohere_command4"),
     "deepseek": ("deepseek_v3", "deepseekv3"), "dsml": ("deepseek_v32", "deepseekv32"),
@@ -47,7 +48,10 @@ BY_PARSER: dict[str, tuple[str, str]] = {
     "PoolsideV1ToolParser": ("poolside_v1", "poolside_v1"), "Qwen3XMLToolParser": ("qwen3_xml", "qwen3_coder"),
     "Step3p5ToolParser": ("step3p5", "step3p5"), "GLM4ToolCallParser": ("glm45", "glm45"), ".glm4": ("glm45", "glm45"),
     "Glm45MoeToolParser": ("glm45", "glm45"), "DeepSeekV4ToolParser": ("deepseek_v4", "deepseekv4"),
-    "Qwen3XmlToolParser": ("hermes", "qwen25"), "Granite4ToolParser": ("granite4", ""),
+    "Qwen3XmlToolParser": ("hermes", "qwen25"), "Granite4ToolParser": ("granite4", ""), "qwen25": ("hermes", "qwen25"),
+    "DeepseekV3_1ToolParser": ("deepseek_v31", "deepseekv31"), "deepseekv31": ("deepseek_v31", "deepseekv31"),
+    "DeepseekV42ToolParser": ("deepseek_v4", "deepseekv4"), "deepseekv4": ("deepseek_v4", "deepseekv4"),
+    "glm45": ("glm45", "glm45"),
 }  # fmt: skip
 """Where the project's parser is for a model that vLLM or SGLang serves with another parser than the format's first."""
 THIRD = {
@@ -62,6 +66,7 @@ COPIES = {
     ("mlx-openai-server", "vllm"): ("GLM4MoE", "MiniMaxM2"),
     ("mlx-openai-server", "sglang"): ("MiniMaxM2",),
     ("vllm-rust", "vllm"): ("",),
+    ("xllm", "sglang"): ("",),
 }
 """Parsers that are not independent of a server's: they are the server's own, say so, or share 10 % or more of their
 runs of twelve tokens."""
@@ -251,6 +256,18 @@ def table(found: list[Judged]) -> str:
     return "\n".join(lines)
 
 
+def by_project(found: list[Judged]) -> str:
+    """The same counts by project, in one line."""
+    parts = []
+    for name in PROJECTS:
+        agreed = [one for one in found if one.output.project == name and one.kind == "agreed"]
+        undisputed = [one.right for one in agreed if not one.disputed]
+        if agreed:
+            right = sum(one.right for one in agreed)
+            parts.append(f"{name} {right} of {len(agreed)} ({sum(undisputed)} of {len(undisputed)})")
+    return f"agreed and read rightly (undisputed): {', '.join(parts)}"
+
+
 def alone(found: list[Judged]) -> str:
     """How many outputs that no independent parser reads we read as their tests state."""
     lines = []
@@ -266,9 +283,11 @@ def collected(given: argparse.Namespace) -> list[Output]:
     from tool_format_localai import localai_outputs
     from tool_format_mlx_server import mlx_server_outputs
     from tool_format_ovms import ovms_outputs
+    from tool_format_own import own_outputs
     from tool_format_peers import peer_outputs
     from tool_format_swift import swift_outputs
     from tool_format_vllm_rust import vllm_rust_outputs
+    from tool_format_xllm import xllm_outputs
 
     readers: dict[str, Callable[[Path], tuple[list[Output], int]]] = {
         "vllm-mlx": lambda folder: peer_outputs("vllm-mlx", folder),
@@ -278,6 +297,10 @@ def collected(given: argparse.Namespace) -> list[Output]:
         "localai": localai_outputs,
         "mlx-openai-server": mlx_server_outputs,
         "vllm-rust": vllm_rust_outputs,
+        "xllm": xllm_outputs,
+        "xinference": lambda folder: own_outputs("xinference", folder),
+        "unsloth": lambda folder: own_outputs("unsloth", folder),
+        "mlx-omni-server": lambda folder: own_outputs("mlx-omni-server", folder),
     }
     found: list[Output] = []
     for name in PROJECTS:
@@ -285,9 +308,8 @@ def collected(given: argparse.Namespace) -> list[Output]:
         if folder is None:
             continue
         more, left = readers[name](folder)
-        what = (
-            "outputs whose tests say nothing of calls" if name in ("vllm-mlx", "rapid-mlx") else "tests not extracted"
-        )
+        by_running = name in ("vllm-mlx", "rapid-mlx", "xinference", "unsloth", "mlx-omni-server")
+        what = "outputs whose tests say nothing of calls, or without a mark" if by_running else "tests not extracted"
         print(f"{name}: {len({one.key for one in more})} outputs, {left} {what}")
         found += more
     return found
@@ -314,6 +336,7 @@ def main() -> None:
     errors = [one for one in found if any(isinstance(calls, str) for calls in one.readings.values())]
     print(f"{len(errors)} outputs of which a second parser raised an error, which is no reading")
     print(table(found))
+    print(by_project(found))
     print(alone(found))
     if given.failures:
         for title, part in (

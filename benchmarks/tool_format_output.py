@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,15 @@ class Wanted:
     count: int | None = None
     parts: tuple[str, ...] = ()
     """What the JSON of the arguments, without spaces between its parts, has in it."""
+    checks: tuple[Callable[[Any], bool], ...] = ()
+    """What else the test asks of the arguments."""
 
     def met_by(self, name: str, arguments: Any) -> bool:
         if self.name is not None and name != self.name:
             return False
         if self.arguments is not None and not same(arguments, self.arguments):
+            return False
+        if not all(check(arguments) for check in self.checks):
             return False
         given = arguments if isinstance(arguments, dict) else {}
         if self.count is not None and len(given) != self.count:
