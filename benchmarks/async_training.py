@@ -63,7 +63,7 @@ SHORTER = ("groups_per_step=8", "evaluation.every=0", "evaluation.greedy=false")
 BARE_STEPS = 5
 GOAL, SMOOTH = 0.9, 3
 """The training success that has to be reached, over so many steps."""
-AXES = {"updates": "updates", "tokens": "sampled tokens, millions", "seconds": "seconds"}
+AXES = {"updates": "updates", "tokens": "sampled tokens, thousands", "seconds": "seconds"}
 Curve = Mapping[str, Sequence[float]]
 """Training success step by step, and what it is over by name."""
 Figures = dict[str, Any]
@@ -127,7 +127,7 @@ async def trained(folder: Path, scale: float, clock: str, *overrides: str) -> Fi
     curve = {
         "success": [line["success"] for line in lines],
         "updates": list(range(1, len(lines) + 1)),
-        "tokens": [tokens / 1e6 for tokens in sampled],
+        "tokens": [tokens / 1e3 for tokens in sampled],
         "seconds": [ended - start for ended in screen.ended],
     }
     return {

@@ -1,8 +1,8 @@
 """Makespan and environment calls of an evaluation under four ways of calling environments, which are settings of the
 same code: in lock-step, one call per attempt, and micro-batched, with calls held back or not.
 
-    python benchmarks/env_batching.py [--seeds 0 1 2 3] [--regimes ABCDEFGHIJS] [--only virtual | wall] [--only-report]
-                                      [--quick] [--data PATH] [--picture PATH] [--json PATH]
+    python benchmarks/env_batching.py [--seeds 0 1 2 3] [--repeats 3] [--regimes ABCDEFGHIJS] [--only virtual | wall]
+                                      [--only-report] [--quick] [--data PATH] [--picture PATH] [--json PATH]
 
 First the regimes A to J under a virtual clock: the agent loop, the micro-batcher and `evaluate` as they are, an engine
 that takes lognormal seconds per action (at most so many actions at once), and environments whose calls of n attempts
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -400,21 +400,22 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def rows_of(runs: Sequence[Mapping[str, Any]], kind: str) -> Rows:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    """Of the wall clock, medians over what was repeated with a seed."""
+    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for name in (*(regime.name for regime in REGIMES), SEARCH):
         for run in runs:
             if run["cell"]["clock"] == kind and run["cell"]["regime"] == name[0]:
-                found.setdefault(name, []).append(run["found"])
-    return found
+                found.setdefault(name, {}).setdefault(run["cell"]["seed"], []).append(run["found"])
+    return {name: [combined(statistics.median, same) for same in by_seed.values()] for name, by_seed in found.items()}
 
 
-def mean_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def combined(how: Callable[[list[float]], float], found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **{
-            policy: {name: statistics.fmean(one[policy][name] for one in found) for name in found[0][policy]}
+            policy: {name: how([one[policy][name] for one in found]) for name in found[0][policy]}
             for policy in POLICIES
         },
-        "lower bound": statistics.fmean(one["lower bound"] for one in found),
+        "lower bound": how([one["lower bound"] for one in found]),
     }
 
 
@@ -422,7 +423,7 @@ def print_rows(rows: Rows, digits: int) -> None:
     print(f"| regime | {' | '.join(POLICIES)} | lower bound |")
     print("|---" * (len(POLICIES) + 2) + "|")
     for name, found in rows.items():
-        row = mean_of(found)
+        row = combined(statistics.fmean, found)
         cells = [f"{row[policy]['makespan']:.{digits}f} / {row[policy]['calls']:.0f}" for policy in POLICIES]
         print(f"| {name} | {' | '.join(cells)} | {row['lower bound']:.{digits}f} |", flush=True)
 
@@ -475,7 +476,7 @@ def report(runs: Sequence[Mapping[str, Any]]) -> bool:
             print_rows(rows, digits)
             print_ratios(rows)
         if rows and kind == "virtual":
-            held = checks({name: mean_of(found) for name, found in rows.items()})
+            held = checks({name: combined(statistics.fmean, found) for name, found in rows.items()})
             print("\n" + "\n".join(f"{'yes' if holds else 'NO '}  {text}" for text, holds in held))
     return all(holds for _, holds in held)
 
@@ -507,7 +508,10 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="workloads")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="workloads; the first three on the wall clock"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="on the wall clock; medians are printed")
     parser.add_argument("--regimes", default="ABCDEFGHIJS", help="letters of those to run")
     parser.add_argument("--only", choices=["virtual", "wall"], help="run one of the two parts")
     parser.add_argument("--data", type=Path, default=DATA, help="finished evaluations, as JSON lines")
@@ -517,18 +521,24 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="draw the makespans here, as SVG")
     chosen = parser.parse_args()
     seeds, on_wall = (chosen.seeds[:1], "D") if chosen.quick else (chosen.seeds, f"ADJ{SEARCH[0]}")
-    wanted = [
-        {"clock": kind, "regime": letter, "seed": seed}
-        for kind, letters in (("virtual", [regime.name[0] for regime in REGIMES]), ("wall", on_wall))
+    virtual_ones = [
+        {"clock": "virtual", "regime": regime.name[0], "seed": seed}
         for seed in seeds
-        for letter in letters
-        if letter in chosen.regimes and chosen.only in (None, kind)
+        for regime in REGIMES
+        if regime.name[0] in chosen.regimes and chosen.only != "wall"
+    ]
+    wall_ones = [
+        {"clock": "wall", "regime": letter, "seed": seed, "repeat": repeat}
+        for repeat in range(1 if chosen.quick else chosen.repeats)
+        for seed in seeds[:3]
+        for letter in on_wall
+        if letter in chosen.regimes and chosen.only != "virtual"
     ]
     renderer = Renderer(build_tokenizer([]))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "quick.jsonl" if chosen.quick else chosen.data
         if not chosen.only_report:
-            make(wanted, data, partial(run_cell, renderer=renderer, quick=chosen.quick))
+            make([*virtual_ones, *wall_ones], data, partial(run_cell, renderer=renderer, quick=chosen.quick))
         runs = finished(data)
     holds = report(runs)
     if chosen.picture:

@@ -58,13 +58,27 @@ def test_every_layout_has_the_same_gradient(modules):
     policy = Policy(layouts.make_model())
     widths = batches.sides(renderer(), groups())
     found = {}
-    for name, passes in layouts.layouts(groups(), widths, policy).items():
+    for name, (passes, share) in layouts.layouts(groups(), widths, policy).items():
+        assert share == 1.0
         _, found[name] = layouts.timed(policy.model, passes, 1)
     norm = float(found["tree"].norm())
     assert norm > 0
     assert {name: float((one - found["tree"]).norm()) / norm < 1e-4 for name, one in found.items()} == dict.fromkeys(
         found, True
     )
+
+
+def test_of_padded_rows_one_pass_is_computed(modules, monkeypatch):
+    batches, layouts = modules
+    widths = batches.sides(renderer(), groups())
+    monkeypatch.setattr(layouts, "BUDGET", 2 * sum(widths["actions"]))
+    found = layouts.layouts(groups(), widths, Policy(layouts.make_model()), whole=False)
+    assert {name: share for name, (_, share) in found.items() if name not in ("observations", "trajectories")} == {
+        "actions": 2 / 5,
+        "packed": 1.0,
+        "merged": 1.0,
+        "tree": 1.0,
+    }
 
 
 def test_folded_attempts_have_tokens_of_the_small_vocabulary(modules):
