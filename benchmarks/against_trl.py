@@ -83,8 +83,11 @@ COLORS = {"turnwise": "#4c78a8", "trl": "#e07b39"}
 # ---------------------------------------------------------------- what is trained
 
 
-def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, quick: bool = False) -> Recipe:
-    """The recipe of a workload and size, from the warm-started model at a path or, without one, of the warm start."""
+def recipe_of(
+    case: str, *, path: str = "", out: str = "", threads: int = 1, quick: bool = False, groups: int = 0
+) -> Recipe:
+    """The recipe of a workload and size, from the warm-started model at a path or, without one, of the warm start;
+    with the workload's groups a step where none are given."""
     workload, size = case.split("-")
     tree = tomllib.loads(QUICKSTART.read_text())
     tree |= {"out": out, "steps": 1000, "groups_per_step": 2 if quick else 8, "engine": {"max_num_seqs": 64}}
@@ -106,6 +109,7 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
         tree["rollout"] = {"group_size": 8} | DIVERSE[size]
         tree["groups_per_step"] = 2 if quick or size == "135M" else 8
         del tree["max_tokens_per_microbatch"]  # the default is faster where a step fills several passes
+    tree["groups_per_step"] = groups or tree["groups_per_step"]
     if quick and "updates" in tree["sft"]:
         tree["sft"]["updates"] = 2
     if path or workload == "diverse":
@@ -116,6 +120,12 @@ def recipe_of(case: str, *, path: str = "", out: str = "", threads: int = 1, qui
 async def warm_model(recipe: Recipe) -> tuple[Any, Any]:
     with open_environments(recipe) as environments:
         return await starting_model(recipe, environments, Silent(), {}, asyncio.Event())
+
+
+def recipe_asked_for(request: dict[str, Any], out: str = "") -> Recipe:
+    """The recipe of a side."""
+    asked = {name: request[name] for name in ("threads", "quick")} | {"groups": request.get("groups", 0)}
+    return recipe_of(request["case"], path=request["folder"], out=out, **asked)
 
 
 def warm_start(case: str, folder: Path, quick: bool) -> str:
@@ -194,9 +204,7 @@ async def train_turnwise(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     out = f"{request['scratch']}/{request['case']}-turnwise"
-    recipe = recipe_of(
-        request["case"], path=request["folder"], out=out, threads=request["threads"], quick=request["quick"]
-    )
+    recipe = recipe_asked_for(request, out)
     set_threads(recipe)
     stop = asyncio.Event()
     watch = Stopwatch(request["steps"], stop)
@@ -250,7 +258,7 @@ def train_trl(request: dict[str, Any]) -> dict[str, Any]:
     from trl_trainer import Replay, Rollout, Tally, trainer_of
 
     torch.set_num_threads(request["threads"])
-    recipe = recipe_of(request["case"], path=request["folder"], threads=request["threads"], quick=request["quick"])
+    recipe = recipe_asked_for(request)
     tokenizer = load_tokenizer(request["folder"])
     order = task_order(recipe, tasks_of(recipe, "train"))
     tasks = [order.draw().task for _ in range(request["steps"] * recipe.groups_per_step)]
@@ -338,7 +346,7 @@ def measure(case: str, threads: int, chosen: argparse.Namespace, scratch: Path) 
     steps = 1 + (chosen.steps or (2 if chosen.quick else STEPS[case]))
     request = {"case": case, "threads": threads, "steps": steps, "quick": chosen.quick, "scratch": str(scratch)}
     request |= {"folder": str(scratch / case), "gradient": str(scratch / "gradient"), "rows": str(scratch / "rows")}
-    request |= {"micro_batch": chosen.micro_batch, "attention": chosen.attention}
+    request |= {"micro_batch": chosen.micro_batch, "attention": chosen.attention, "groups": chosen.groups}
     found = []
     variants = chosen.trl or (["cached"] if chosen.quick else VARIANTS[case.split("-")[0]])
     for side, variant in [("turnwise", ""), *(("trl", variant) for variant in variants), ("trl", "replay")]:
@@ -347,6 +355,8 @@ def measure(case: str, threads: int, chosen: argparse.Namespace, scratch: Path) 
         own = Path(tempfile.mkdtemp(dir=scratch))
         figures = ask({**request, "side": side, "variant": variant, "scratch": str(own)})
         found.append({"case": case, "threads": threads, "side": side, "variant": variant, **figures})
+        seconds = " ".join(f"{step['cpu']:.1f}" for step in figures["steps"])
+        print(f"{case}, {threads} threads: {name}: {seconds} CPU seconds a step", file=sys.stderr, flush=True)
     return found
 
 
@@ -426,6 +436,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0 takes each case's own")
     parser.add_argument("--trl", nargs="+", choices=("generate", "continuous", "cached"), help="its variants")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences of TRL's forward passes; 0: the fastest")
+    parser.add_argument("--groups", type=int, default=0, help="of 8 attempts a step; 0: the workload's")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="of TRL's model")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -253,8 +253,10 @@ async def judge(request: Mapping[str, Any]) -> dict[str, Any]:
             success_at=recipe.rollout.success_threshold,
             decode=model.renderer.decode,
         )
+        engine: Any = model.engine
         for step, weights in kept.items():
-            made = await evaluator.evaluate_together(step, tasks, (False, True), weights=weights)
+            engine.model.model.load_state_dict(weights)  # this engine samples from a module that others change
+            made = await evaluator.evaluate_together(step, tasks, (False, True), weights={})
             found.append({"step": step, **{one.kind: one.metrics[f"eval/{one.kind}/success"] for one in made}})
     return {"evaluations": found}
 
@@ -334,11 +336,10 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
         if "gradient" in run:
             seed = run["cell"]["seed"]
             print(f"seed {seed}: gradient of the same attempts, TRL against turnwise: {run['gradient']:.1e}")
+    print(f"\n{'':42}{'tokens per sampled':>21}{'held-out success':>26}{'CPU seconds, attempts to 0.90':>31}")
     print(
-        f"\n{'':6}{'':14}{'CPU s a step':>13}{'in all':>8}{'wall':>7}"
-        f"{'greedy: from':>14}{'to':>7}{'sampled: from':>15}{'to':>7}"
-        f"{'0.9 greedy: CPU s':>19}{'attempts':>10}{'0.9 sampled: CPU s':>20}{'attempts':>10}"
-        f"{'prefilled':>11}{'trained':>9}"
+        f"{'':20}{'CPU s/step':>10}{'all':>6}{'wall':>6}{'prefilled':>12}{'trained':>9}{'greedy':>14}{'sampled':>12}"
+        f"{'greedy':>14}{'sampled':>17}"
     )
     for seed in seeds:
         for side in sides:
@@ -357,13 +358,13 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
 def line_of(run: Mapping[str, Any]) -> str:
     steps, judged = run["steps"], run["evaluations"]
     total = {key: sum(step[key] for step in steps) for key in ("cpu", "wall", "prefilled", "sampled", "trained")}
-    line = f"{statistics.median(s['cpu'] for s in steps):13.2f}{total['cpu']:8.1f}{total['wall']:7.0f}"
-    line += "".join(f"{judged[0][kind]:{14 + place}.3f}{judged[-1][kind]:7.3f}" for place, kind in enumerate(KINDS))
-    for place, kind in enumerate(KINDS):
+    line = f"{statistics.median(s['cpu'] for s in steps):10.2f}{total['cpu']:6.0f}{total['wall']:6.0f}"
+    line += f"{total['prefilled'] / total['sampled']:12.1f}{total['trained'] / total['sampled']:9.1f}  "
+    line += "".join(f"{judged[0][kind]:.3f}-{judged[-1][kind]:.3f}".rjust(12) for kind in KINDS) + "  "
+    for kind, width in zip(KINDS, (12, 17), strict=True):
         met = goal(run, kind)
-        attempts = run["attempts"] * met["step"] if met else 0
-        line += f"{met['cpu']:{19 + place}.1f}{attempts:10.0f}" if met else f"{'never':>{19 + place}}{'':10}"
-    return line + f"{total['prefilled'] / total['sampled']:11.2f}{total['trained'] / total['sampled']:9.2f}"
+        line += (f"{met['cpu']:.1f}, {run['attempts'] * met['step']:.0f}" if met else "never").rjust(width)
+    return line
 
 
 def seconds_to(kind: str, run: Mapping[str, Any]) -> float:

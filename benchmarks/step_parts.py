@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--case", default="diverse-6M", choices=list(duel.STEPS))
     parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument("--trl", default="cached", choices=("generate", "cached"), help="its variant")
+    parser.add_argument("--groups", type=int, default=0, help="of 8 attempts a step; 0: the workload's")
     parser.add_argument("--only", choices=("turnwise", "trl"), help="only this side")
     parser.add_argument("--quick", action="store_true", help="2 groups a step and one step: no figures")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -211,11 +212,12 @@ def main() -> None:
         for side in sides:
             request = {"case": chosen.case, "threads": 1, "steps": steps, "quick": chosen.quick, "side": side}
             request |= {"folder": folder, "gradient": f"{name}/gradient", "rows": f"{name}/rows", "micro_batch": 0}
+            request["groups"] = chosen.groups
             request |= {"scratch": tempfile.mkdtemp(dir=name), "variant": chosen.trl, "attention": "sdpa"}
             every[side] = ask(request)
             report(side if side == "turnwise" else f"trl {chosen.trl}", every[side])
-    if chosen.json:
-        chosen.json.write_text(json.dumps(every, indent=1) + "\n")
+            if chosen.json:
+                chosen.json.write_text(json.dumps(every, indent=1) + "\n")
 
 
 if __name__ == "__main__":

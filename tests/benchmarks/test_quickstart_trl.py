@@ -189,5 +189,17 @@ def test_trl_computes_the_gradient_of_the_same_turns(scripts, tmp_path, monkeypa
     assert len(steps) == 3
     assert all(step["sampled"] > 0 and step["trained"] >= step["sampled"] for step in steps)
     torch.save(kept.weights, "weights")
+    seen = {}
+
+    class Spy(script.Evaluator):
+        async def evaluate_together(self, version, *given, **named):
+            state = self.engine.model.model.state_dict()
+            seen[version] = {name: value.clone() for name, value in state.items()}
+            return await super().evaluate_together(version, *given, **named)
+
+    monkeypatch.setattr(script, "Evaluator", Spy)
     judged = asyncio.run(script.judge(request))["evaluations"]
-    assert [one["step"] for one in judged] == [0, 2, 3]
+    assert [one["step"] for one in judged] == list(seen) == [0, 2, 3]
+    for step, weights in kept.weights.items():
+        assert all(torch.equal(value, seen[step][name]) for name, value in weights.items())
+    assert not all(torch.equal(value, seen[3][name]) for name, value in seen[0].items())
