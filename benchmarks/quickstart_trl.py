@@ -196,7 +196,8 @@ def train_trl(request: Mapping[str, Any], kept: Kept) -> dict[str, Any]:
 
         def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
             tally, rollout.tally = rollout.tally, Tally()
-            laps.end(reward=tally.rewards, prefilled=tally.prefilled, sampled=tally.sampled, trained=tally.trained)
+            tokens = {"prefilled": tally.prefilled, "sampled": tally.sampled, "trained": tally.trained}
+            laps.end(reward=tally.rewards, sampling=tally.seconds, **tokens)
             kept.see(state.global_step, model)
             laps.begin()
 
@@ -345,6 +346,9 @@ def report(runs: Sequence[Mapping[str, Any]]) -> None:
         for side in sides:
             if (side, seed) in of:
                 print(f"seed {seed}{side:>14}{line_of(of[side, seed])}")
+    print()
+    for (side, seed), run in of.items():
+        print(f"seed {seed}{side:>14}: {parts_of(run['steps'])}")
     own = {seed: of["turnwise", seed] for seed in seeds if ("turnwise", seed) in of}
     for side in sides[1:]:
         print(f"\n{side}: times turnwise's CPU seconds, median and range over seeds")
@@ -365,6 +369,16 @@ def line_of(run: Mapping[str, Any]) -> str:
         met = goal(run, kind)
         line += (f"{met['cpu']:.1f}, {run['attempts'] * met['step']:.0f}" if met else "never").rjust(width)
     return line
+
+
+def parts_of(steps: Sequence[Mapping[str, float]]) -> str:
+    """What a step computes, and, where that was measured, how long its attempts take."""
+    tokens = statistics.mean(step["trained"] for step in steps)
+    said = f"{tokens:.0f} tokens in the update of a step"
+    if "sampling" not in steps[0]:
+        return said
+    sampling, whole = (statistics.median(step[part] for step in steps) for part in ("sampling", "cpu"))
+    return f"{said}; its attempts take {sampling:.2f} of {whole:.2f} CPU seconds"
 
 
 def seconds_to(kind: str, run: Mapping[str, Any]) -> float:

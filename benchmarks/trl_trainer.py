@@ -106,6 +106,8 @@ class Tally:
     trained: int = 0
     """Tokens of the batch that is trained on, padding included."""
     rewards: float = 0.0
+    seconds: float = 0.0
+    """CPU seconds of making attempts, where they are measured."""
 
 
 class Whole:

@@ -12,6 +12,7 @@ stay TRL's. All attempts of a step are played together, turn by turn, and what s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,8 +157,10 @@ class TurnRollout:
         self.tally = Tally()
 
     def __call__(self, prompts: list[str], trainer: Any) -> list[Played]:
+        began = time.process_time()
         sample = SAMPLERS[self.variant](trainer, self.tally)
         attempts = asyncio.run(self.play([self.tasks[prompt] for prompt in prompts], sample))
+        self.tally.seconds += time.process_time() - began
         self.tally.rewards += sum(attempt.reward for attempt in attempts) / len(attempts)
         return attempts
 
