@@ -372,6 +372,29 @@ def test_no_argument_of_glm_is_lost_in_silence():
     assert glm("<arg_key>count</arg_key>", pair.format("name").replace("x", "amber")).calls == (GET,)
 
 
+def test_a_key_of_glm_may_have_white_space_around_it():
+    read = glm("<arg_key>\t\nname\r\n</arg_key>\n<arg_value>amber</arg_value>")
+    assert read.calls == (GET,)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "value"),
+    [
+        ("glm", "<tool_call>get<arg_key>name</arg_key><arg_value>{}</arg_value></tool_call>", "a </tool_call> b"),
+        ("qwen_xml", "<tool_call><function=get><parameter=name>{}</parameter></function></tool_call>", "a </function>"),
+        ("qwen_xml", "<tool_call><function=get><parameter=name>{}</parameter></function></tool_call>", "<tool_call>{}"),
+    ],
+)
+def test_a_value_that_has_the_closing_mark_of_a_call_is_not_cut(name, call, value):
+    """Half a command must not run."""
+    assert READERS[name].parse(call.format(value) * 2, TOOLS).calls == (ToolCall("get", {"name": value}),) * 2
+
+
+def test_a_value_without_its_closing_mark_ends_with_its_call():
+    first = "<tool_call>get<arg_key>name</arg_key><arg_value>amber</tool_call>"
+    assert READERS["glm"].parse(f"{first} or {GLM[0]}", TOOLS).calls == (GET, GET)
+
+
 def test_glm_reads_an_object_in_place_of_tags():
     text = f'<tool_call>{{"name": "get", "arguments": {JSON}}}</tool_call>'
     assert READERS["glm"].parse(text * 2, TOOLS).calls == (GET, GET)

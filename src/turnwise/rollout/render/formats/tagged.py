@@ -86,6 +86,8 @@ def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
         f"(?P<argument>{tags.argument})|(?P<closed>{tags.close_argument})|(?P<done>{tags.close_call})|(?P<end>{tags.end})"
     )
     end = re.compile(rf"\s*{tags.end}")
+    opening = tags.call if tags.call.startswith("<") else tags.begin
+    ahead = re.compile(f"(?P<closed>{tags.close_argument})|{tags.argument}|{opening}")
 
     def read(text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         def block(answer: str, position: int) -> tuple[list[ToolCall], int]:
@@ -97,7 +99,7 @@ def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
                 return [call_of(written)], position + len(tags.close_call)
             while (name := call.match(answer, position)) is not None:
                 try:
-                    found, position = read_one(answer, name, inner, tags, value, tools)
+                    found, position = read_one(answer, name, (inner, ahead), tags, value, tools)
                 except Fault:
                     if not calls:
                         raise
@@ -117,9 +119,15 @@ def reader_of_tags(tags: Tags, value: Value = typed) -> Reader:
 
 
 def read_one(
-    text: str, name: re.Match[str], inner: re.Pattern[str], tags: Tags, value: Value, tools: Sequence[ToolSpec]
+    text: str,
+    name: re.Match[str],
+    marks: tuple[re.Pattern[str], re.Pattern[str]],
+    tags: Tags,
+    value: Value,
+    tools: Sequence[ToolSpec],
 ) -> tuple[ToolCall, int]:
     """(the call whose opening tag is `name`, the position after its closing tag)."""
+    inner, ahead = marks
     called = next(part for part in name.groups() if part is not None).strip().strip("\"'")
     properties = properties_of(tools, called)
     arguments: dict[str, Any] = {}
@@ -143,6 +151,10 @@ def read_one(
             parts = [part for part in mark.groups()[1:] if part is not None]
             key, attributes, start = parts[0].strip(), mark["argument"], mark.end()
         elif mark["closed"] is not None:
+            keep(mark.start())
+            start = -1
+        elif start >= 0 and (later := ahead.search(text, mark.end())) is not None and later["closed"] is not None:
+            mark = later  # the closing mark of the call is text of a value, which ends at its own
             keep(mark.start())
             start = -1
         else:
@@ -197,7 +209,7 @@ GLM_TAGS = Tags(
     "(?!)",
     r"([^<>\n{]{1,200}?)\s{0,16}(?:\\n)?\s{0,16}(?=<arg_key>|</tool_call>)",
     "</tool_call>",
-    r"<arg_key>((?:(?!</?arg_)[^\n]){1,200})</arg_key>(?:\\n|\s){0,16}(?:<arg_value>|(?=[^<\s]))",
+    r"<arg_key>\s{0,16}((?:(?!</?arg_)[^\n]){1,200}?)\s{0,16}</arg_key>(?:\\n|\s){0,16}(?:<arg_value>|(?=[^<\s]))",
     "</arg_value>",
     single=True,
     inferred=True,
