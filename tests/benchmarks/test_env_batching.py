@@ -83,3 +83,15 @@ def test_the_judge_over_http_comes_to_the_same_results(script, letter):
             serving = [script.OverHttp(port)]
             found = asyncio.run(script.measure(own, workload, policy, 0, renderer(), serving))
             assert found.outcome == expected
+
+
+def test_repeats_on_the_wall_clock_are_one_figure_and_seeds_are_several(script):
+    def run(seed, repeat, makespan):
+        row = {policy: {"makespan": makespan, "calls": 1, "cpu": 0.1} for policy in script.POLICIES}
+        cell = {"clock": "wall", "regime": "A", "seed": seed, "repeat": repeat}
+        return {"cell": cell, "found": {**row, "lower bound": 1.0}}
+
+    runs = [run(0, 0, 2.0), run(0, 1, 90.0), run(0, 2, 3.0), run(1, 0, 5.0)]
+    [rows] = script.rows_of(runs, "wall").values()
+    assert [row["wait 0"]["makespan"] for row in rows] == [3.0, 5.0]
+    assert script.rows_of(runs, "virtual") == {}
