@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from support.acting import attempted, byte_tokenizer, limits, renderer, says
 from support.scripts import scripts_by_name
 from turnwise.envs.hops import Hops
+from turnwise.evaluation.evaluator import Evaluator
 from turnwise.learn.tiny import build_model, build_tokenizer
 from turnwise.rollout.scene import Attempt
 
@@ -191,9 +193,10 @@ def test_trl_computes_the_gradient_of_the_same_turns(scripts, tmp_path, monkeypa
     torch.save(kept.weights, "weights")
     seen = {}
 
-    class Spy(script.Evaluator):
+    class Spy(Evaluator):
         async def evaluate_together(self, version, *given, **named):
-            state = self.engine.model.model.state_dict()
+            engine: Any = self.engine
+            state = engine.model.model.state_dict()
             seen[version] = {name: value.clone() for name, value in state.items()}
             return await super().evaluate_together(version, *given, **named)
 
