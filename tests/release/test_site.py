@@ -27,6 +27,7 @@ def test_the_order_is_that_of_the_index() -> None:
         "Guides",
         "Reference",
         "Explanation",
+        "Experiments",
         "Decisions",
     ]
     listed = [page for section in sections for pages in section.values() for page in pages]
