@@ -52,6 +52,13 @@ GUESS = (
     "sft.noise=1",
     "steps=60",
 )
+IN_VIEW = (
+    "env.0.demonstrated={}",
+    "env.0.settings={guesses=4,window=true}",
+    "rollout.max_turns=4",
+    "evaluation.tasks=128",
+    "evaluation.final_tasks=512",
+)
 CASES = {
     "quickstart": Case("quickstart"),
     "more mistakes": Case("quickstart", ("sft.noise=0.4",)),
@@ -74,17 +81,19 @@ CASES = {
     ),
     "guess": Case("hops", (*GUESS, "env.0.settings={guesses=4}", "sft.updates=150")),
     "guess, bounds in view": Case(
+        "quickstart", (*GUESS, *IN_VIEW, "sft.updates=300", "steps=120", "evaluation.every=20")
+    ),
+    "guess, bounds in view, many attempts": Case(
         "quickstart",
         (
             *GUESS,
-            "env.0.demonstrated={}",
-            "env.0.settings={guesses=4,window=true}",
-            "sft.updates=300",
-            "rollout.max_turns=4",
-            "steps=120",
-            "evaluation.every=20",
-            "evaluation.tasks=128",
-            "evaluation.final_tasks=512",
+            *IN_VIEW,
+            "sft.updates=600",
+            "steps=500",
+            "groups_per_step=32",
+            "groups_per_update=16",
+            "optimizer.learning_rate=5e-4",
+            "evaluation.every=50",
         ),
     ),
 }
