@@ -125,7 +125,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site"
 
 dist: $(VENV)/.dev
