@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -110,6 +110,12 @@ class Tally:
     """CPU seconds of making attempts, where they are measured."""
 
 
+class Begun(Protocol):
+    """An attempt of which a sampler needs to know the tokens before its next action."""
+
+    known: list[int]
+
+
 class Whole:
     """Samples with TRL's own means, which compute every prompt from its beginning."""
 
@@ -117,7 +123,7 @@ class Whole:
         self.trainer = trainer
         self.tally = tally
 
-    def __call__(self, live: Sequence[Attempt]) -> list[list[int]]:
+    def __call__(self, live: Sequence[Begun]) -> list[list[int]]:
         prompts = [attempt.known for attempt in live]
         self.tally.prefilled += len(live) * max(map(len, prompts))
         actions, _ = self.trainer._generate_single_turn(prompts, None, {}, self.trainer.num_generations)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl_trainer import Chat, Tally
+from trl_trainer import Chat, Tally, Whole
 
 from turnwise.envs.base import Environment
 from turnwise.messages import Message
@@ -35,7 +35,7 @@ class Played:
     """An attempt so far: its turns, and the prompt of the next."""
 
     environment: Environment
-    prompt: list[int] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)
     turns: list[tuple[list[int], list[int]]] = field(default_factory=list)
     """(prompt, action)"""
     reward: float = 0.0
@@ -44,20 +44,6 @@ class Played:
 
 
 # ---------------------------------------------------------------- sampling a turn
-
-
-class Anew:
-    """Samples with TRL's own means, which compute every prompt from its beginning."""
-
-    def __init__(self, trainer: Any, tally: Tally) -> None:
-        self.trainer = trainer
-        self.tally = tally
-
-    def __call__(self, live: Sequence[Played]) -> list[list[int]]:
-        prompts = [attempt.prompt for attempt in live]
-        self.tally.prefilled += len(live) * max(map(len, prompts))
-        actions, _ = self.trainer._generate_single_turn(prompts, None, {}, self.trainer.num_generations)
-        return [list(action) for action in actions]
 
 
 class Shared:
@@ -77,7 +63,7 @@ class Shared:
         if not self.heads:
             self.open(live)
         heads = [self.heads[id(attempt)] for attempt in live]
-        pairs = list(zip(heads, (attempt.prompt for attempt in live), strict=True))
+        pairs = list(zip(heads, (attempt.known for attempt in live), strict=True))
         anew = max(len(head) - min(common(head, prompt), len(prompt) - 1) for head, prompt in pairs)
         tails = [prompt[len(head) - anew :] for head, prompt in pairs]
         rows = torch.tensor([self.rows[tuple(head)] for head in heads])
@@ -98,7 +84,7 @@ class Shared:
 
     def open(self, attempts: Sequence[Played]) -> None:
         """Compute each of the attempts' prompts once."""
-        self.heads = {id(attempt): attempt.prompt for attempt in attempts}
+        self.heads = {id(attempt): attempt.known for attempt in attempts}
         different = list(dict.fromkeys(map(tuple, self.heads.values())))
         self.rows = {head: row for row, head in enumerate(different)}
         self.ids, self.mask = padded(different, self.gap, left=True)
@@ -137,7 +123,7 @@ def padded(rows: Sequence[Sequence[int]], gap: int, *, left: bool = False) -> tu
     return ids, mask
 
 
-SAMPLERS: dict[str, Callable[[Any, Tally], Anew | Shared]] = {"generate": Anew, "shared": Shared, "lean": Shared}
+SAMPLERS: dict[str, Callable[[Any, Tally], Whole | Shared]] = {"generate": Whole, "shared": Shared, "lean": Shared}
 
 
 # ---------------------------------------------------------------- attempts
@@ -177,7 +163,7 @@ class TurnRollout:
             for attempt, action in zip(live, sample(live), strict=True):
                 said = self.chat.said(action)
                 reply = await attempt.environment.step(said)
-                attempt.turns.append((attempt.prompt, action))
+                attempt.turns.append((attempt.known, action))
                 attempt.reward += reply.reward + reply.outcome
                 attempt.ended = reply.finished
                 if not reply.finished:
@@ -189,11 +175,11 @@ class TurnRollout:
 
     def show(self, attempt: Played, messages: tuple[Message, ...]) -> None:
         attempt.messages = messages
-        attempt.prompt = self.chat.opening(messages)
+        attempt.known = self.chat.opening(messages)
 
     def room(self, attempt: Played) -> bool:
         """Whether there is room for another action, which is then as much as the recipe's limits leave."""
-        return self.limits.room_for_action(len(attempt.prompt), self.limits.max_trajectory_tokens) > 0
+        return self.limits.room_for_action(len(attempt.known), self.limits.max_trajectory_tokens) > 0
 
 
 class Recorded(TurnRollout):

@@ -97,7 +97,7 @@ def test_going_on_from_shared_prefixes_samples_what_whole_prompts_give(scripts):
         nonlocal prefilled
         actions = []
         for attempt in live:
-            ids = torch.tensor([attempt.prompt])
+            ids = torch.tensor([attempt.known])
             prefilled += ids.numel()
             mask = torch.ones_like(ids)
             whole = model.generate(ids, attention_mask=mask, generation_config=trainer.generation_config)
